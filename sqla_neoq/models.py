@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     CheckConstraint,
     DateTime,
     Identity,
@@ -185,6 +186,8 @@ class Worker(Base):
     queues: Mapped[Any] = mapped_column(_json, nullable=False)
     started_at: Mapped[datetime] = mapped_column(_time, server_default=text("now()"))
     heartbeat_at: Mapped[datetime] = mapped_column(_time, server_default=text("now()"))
+    # Whether it holds an advisory lock that dies with its process: then silence and a free lock prove its death.
+    listening: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
     version: Mapped[str] = mapped_column(Text)
 
     __table_args__ = (PrimaryKeyConstraint("id", name="neoq_workers_pkey"),)

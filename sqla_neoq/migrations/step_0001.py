@@ -102,6 +102,7 @@ CREATE TABLE {prefix}neoq_workers (
     queues jsonb NOT NULL,
     started_at timestamp with time zone NOT NULL DEFAULT now(),
     heartbeat_at timestamp with time zone NOT NULL DEFAULT now(),
+    listening boolean NOT NULL DEFAULT false,
     version text NOT NULL,
     CONSTRAINT neoq_workers_pkey PRIMARY KEY (id)
 )"""
@@ -143,7 +144,7 @@ BEGIN
     FOR due IN
         SELECT n.queue, hashtextextended('queue:' || n.queue, TG_RELID::bigint) AS lane
         FROM neoq_inserted AS n
-        WHERE n.status IN ('new', 'failed') AND n.run_after <= clock_timestamp()
+        WHERE n.status IN ('new', 'failed') AND n.run_after <= clock_timestamp() + interval '5 seconds'
         GROUP BY n.queue
     LOOP
         IF (CASE WHEN pg_try_advisory_lock(due.lane) THEN NOT pg_advisory_unlock(due.lane) ELSE true END) THEN
@@ -153,6 +154,7 @@ BEGIN
     RETURN NULL;
 END
 $neoq$"""
+    # Jobs due within seconds are announced as well: the woken runner then knows when to look again, to the millisecond.
     # Two-phase commit forbids NOTIFY: SET LOCAL neoq.notify = 'off' leaves such a transaction's jobs to polling.
     yield f"""\
 CREATE TRIGGER neoq_jobs_wake AFTER INSERT ON {prefix}neoq_jobs

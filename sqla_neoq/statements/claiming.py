@@ -1,0 +1,224 @@
+"""Statements that take due jobs for one runner."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Double,
+    Integer,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    column,
+    exists,
+    extract,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+
+from sqla_neoq.models import claim_tokens
+from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, recordset, waiting, workers
+
+if TYPE_CHECKING:
+    from sqlalchemy import CTE, ColumnElement, Select
+
+_CLAIMED: Final = (
+    jobs.c.id,
+    jobs.c.claim_token,
+    jobs.c.queue,
+    jobs.c.task,
+    # As text: parsed by the thread that runs the job, and only there.
+    cast(jobs.c.payload, Text).label("payload"),
+    jobs.c.priority,
+    jobs.c.retries,
+    jobs.c.max_retries,
+    jobs.c.crashes,
+    jobs.c.run_after,
+    jobs.c.deadline,
+    jobs.c.created_at,
+    jobs.c.ran_at,
+    jobs.c.fingerprint,
+)
+
+
+def registered() -> ColumnElement[bool]:
+    """Whether ``:worker`` exists: a frozen runner, declared dead and resumed, must not claim under its old name."""
+    return exists().where(workers.c.id == bindparam("worker", type_=BigInteger))
+
+
+def runnable(handles_queue: Any) -> ColumnElement[bool]:
+    """A job this runner can run: of a task it knows, or without a task on a queue it has the handler of."""
+    known = array(select(func.json_array_elements_text(cast(bindparam("tasks", type_=Text), JSON), type_=Text)))
+    return and_(
+        or_(jobs.c.task == any_(known), and_(jobs.c.task.is_(None), handles_queue)),
+        or_(jobs.c.deadline.is_(None), jobs.c.deadline > clock),
+    )
+
+
+def _lanes() -> CTE:
+    """Find the (queue, priority) pairs that hold waiting jobs, by skipping from one to the next in the claim index.
+
+    Why not simply sort: ``queue = ANY(...) ORDER BY priority DESC, run_after`` reads the whole backlog for every
+    claim (10 ms at 100,000 jobs), and with equality on the queue alone the future jobs of a high priority are walked
+    over. Within a lane the index is already in the order wanted and starts at what is due.
+    """
+    wanted = recordset("wanted", "wanted", column("queue", Text), column("slots", Integer), column("handler", Boolean))
+
+    def priority_below(queue: Any, bound: Any = None) -> Any:
+        below = select(jobs.c.priority).where(jobs.c.queue == queue, waiting())
+        if bound is not None:
+            below = below.where(jobs.c.priority < bound)
+        return below.order_by(jobs.c.priority.desc()).limit(ONE).scalar_subquery()
+
+    lanes = (
+        select(wanted.c.queue, wanted.c.slots, wanted.c.handler, priority_below(wanted.c.queue).label("priority"))
+        .where(registered())
+        .cte("lanes", recursive=True)
+    )
+    return lanes.union_all(
+        select(lanes.c.queue, lanes.c.slots, lanes.c.handler, priority_below(lanes.c.queue, lanes.c.priority)).where(
+            lanes.c.priority.is_not(None)
+        )
+    )
+
+
+def _quotas(lanes: CTE) -> CTE:
+    """Share each queue's slots out over its lanes, the highest priority first.
+
+    Without it a claim of n would lock n rows in *every* lane of the queue. The lowest lane needs no count: it gets
+    what is left, so a queue with one priority (most are) pays nothing here.
+    """
+    lowest = func.row_number().over(partition_by=lanes.c.queue, order_by=lanes.c.priority)
+    ranked = select(lanes, (lowest == ONE).label("lowest")).where(lanes.c.priority.is_not(None)).cte("ranked")
+    due = (
+        select(ONE.label("one"))
+        .where(_in_lane(ranked.c), runnable(ranked.c.handler))
+        # In the index's order, or the planner may build a bitmap of the whole lane before the first row.
+        .order_by(jobs.c.run_after, jobs.c.id)
+        .limit(ranked.c.slots)
+        .correlate(ranked)
+        .subquery("due")
+    )
+    counted = select(
+        ranked,
+        case((ranked.c.lowest, ZERO), else_=select(func.count()).select_from(due).scalar_subquery()).label("due"),
+    ).cte("counted")
+    above = func.sum(counted.c.due).over(
+        partition_by=counted.c.queue, order_by=counted.c.priority.desc(), rows=(None, -1)
+    )
+    return select(
+        counted.c.queue,
+        counted.c.priority,
+        counted.c.handler,
+        func.greatest(counted.c.slots - func.coalesce(above, ZERO), ZERO).label("slots"),
+    ).cte("quotas")
+
+
+def _in_lane(lane: Any) -> ColumnElement[bool]:
+    return and_(
+        jobs.c.queue == lane.queue,
+        jobs.c.priority == lane.priority,
+        waiting(),
+        jobs.c.run_after <= clock,
+        jobs.c.crashes == ZERO,
+    )
+
+
+def _take(picked: CTE) -> CTE:
+    """Turn the picked, locked jobs into running ones of ``:worker`` under a new token."""
+    # A scalar subquery: drawn once for the whole claim, and not at all when nothing was picked.
+    token = select(claim_tokens.next_value().label("value")).cte("token").prefix_with("MATERIALIZED")
+    # By an array, not by a join: whatever the statistics say, that is an index scan and never a hash of the table.
+    return (
+        update(jobs)
+        .where(jobs.c.id == any_(array(select(picked.c.id))))
+        .values(
+            status=literal_column("'running'"),
+            worker_id=bindparam("worker", type_=BigInteger),
+            claim_token=select(token.c.value).scalar_subquery(),
+            ran_at=clock,
+            retries=jobs.c.retries + case((jobs.c.status == literal_column("'failed'"), ONE), else_=ZERO),
+            cancel_requested_at=null(),
+        )
+        .returning(*_CLAIMED)
+        .cte("taken")
+    )
+
+
+@cache
+def claim_due() -> Select[Any]:
+    """Claim due jobs of ``:wanted`` (queue, slots, handler) and ``:tasks`` for ``:worker``, best first.
+
+    Always returns at least one row: with nothing to claim, ``id`` is NULL and ``next_due`` says in how many seconds
+    the next waiting job of these queues falls due (NULL: none), so that an idle runner asks one question, not two.
+    """
+    lanes = _lanes()
+    quotas = _quotas(lanes)
+    best = (
+        select(jobs.c.id)
+        .where(_in_lane(quotas.c), runnable(quotas.c.handler))
+        .order_by(jobs.c.run_after, jobs.c.id)
+        .limit(quotas.c.slots)
+        .with_for_update(skip_locked=True)
+        .lateral("best")
+    )
+    picked = select(best.c.id).select_from(quotas.join(best, true())).cte("picked").prefix_with("MATERIALIZED")
+    taken = _take(picked)
+    later = (
+        select(jobs.c.run_after)
+        .where(
+            jobs.c.queue == lanes.c.queue,
+            jobs.c.priority == lanes.c.priority,
+            waiting(),
+            jobs.c.run_after > clock,
+        )
+        .order_by(jobs.c.run_after)
+        .limit(ONE)
+        .correlate(lanes)
+        .scalar_subquery()
+    )
+    soonest = select(func.min(later)).where(lanes.c.priority.is_not(None)).scalar_subquery()
+    seconds = cast(extract("epoch", soonest - clock), Double)
+    idle = select(case((~exists(select(taken.c.id)), seconds)).label("next_due")).subquery("idle")
+    return (
+        select(*taken.c, idle.c.next_due)
+        .select_from(idle.outerjoin(taken, true()))
+        .order_by(taken.c.priority.desc(), taken.c.run_after, taken.c.id)
+    )
+
+
+@cache
+def claim_suspect() -> Select[Any]:
+    """Claim one due suspect of ``:wanted`` and ``:tasks`` for ``:worker``: a job whose worker once died under it."""
+    wanted = recordset("wanted", "wanted", column("queue", Text), column("slots", Integer), column("handler", Boolean))
+    picked = (
+        select(jobs.c.id)
+        .join_from(wanted, jobs, jobs.c.queue == wanted.c.queue)
+        .where(
+            registered(),
+            waiting(),
+            jobs.c.crashes > ZERO,
+            jobs.c.run_after <= clock,
+            runnable(wanted.c.handler),
+        )
+        .order_by(jobs.c.run_after, jobs.c.id)
+        .limit(ONE)
+        .with_for_update(skip_locked=True, of=jobs)
+        .cte("picked")
+        .prefix_with("MATERIALIZED")
+    )
+    taken = _take(picked)
+    return select(*taken.c, null().label("next_due"))

@@ -1,0 +1,172 @@
+"""Statements that write what became of a run, each behind the fence."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    Text,
+    and_,
+    any_,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    null,
+    select,
+    update,
+)
+
+from sqla_neoq.statements.parts import ONE, array, bury_rows, clock, failures, in_seconds, jobs, recordset, running
+
+if TYPE_CHECKING:
+    from sqlalchemy import CTE, ColumnElement, Select
+
+
+def _outcomes(*extra: Any) -> CTE:
+    records = recordset("record", "outcomes", column("id", BigInteger), column("token", BigInteger), *extra)
+    return select(*records.c).cte("outcome").prefix_with("MATERIALIZED")
+
+
+def _fenced(outcome: CTE) -> ColumnElement[bool]:
+    """The fence: the row is still running under the very claim that this outcome comes from."""
+    return and_(
+        # The array is redundant, and the reason that every plan begins with the primary key.
+        jobs.c.id == any_(array(select(outcome.c.id))),
+        jobs.c.id == outcome.c.id,
+        jobs.c.claim_token == outcome.c.token,
+        running(),
+    )
+
+
+def _lost(outcome: CTE, written: CTE) -> Select[Any]:
+    """The ids of the outcomes that the fence refused."""
+    return select(outcome.c.id).where(~exists().where(written.c.id == outcome.c.id))
+
+
+@cache
+def complete() -> Select[Any]:
+    """``running`` → ``processed`` for ``:outcomes`` (id, token). Returns the lost ids."""
+    outcome = _outcomes()
+    written = (
+        update(jobs)
+        .where(_fenced(outcome))
+        .values(
+            status=literal_column("'processed'"),
+            finished_at=clock,
+            claim_token=null(),
+            cancel_requested_at=null(),
+            error=null(),
+        )
+        .returning(jobs.c.id)
+        .cte("written")
+    )
+    return _lost(outcome, written)
+
+
+@cache
+def complete_and_delete() -> Select[Any]:
+    """Delete the completed jobs at once, for a retention of zero. Returns the lost ids."""
+    outcome = _outcomes()
+    written = delete(jobs).where(_fenced(outcome)).returning(jobs.c.id).cte("written")
+    return _lost(outcome, written)
+
+
+@cache
+def put_back() -> Select[Any]:
+    """``running`` → ``new`` for ``:outcomes`` (id, token, delay): snoozed, or never started. Returns the lost ids.
+
+    No retry is used up: the number only grows when a ``failed`` job is claimed. A delay of NULL keeps ``run_after``.
+    """
+    outcome = _outcomes(column("delay", Double))
+    written = (
+        update(jobs)
+        .where(_fenced(outcome))
+        .values(
+            status=literal_column("'new'"),
+            claim_token=null(),
+            cancel_requested_at=null(),
+            run_after=func.coalesce(in_seconds(outcome.c.delay), jobs.c.run_after),
+        )
+        .returning(jobs.c.id)
+        .cte("written")
+    )
+    return _lost(outcome, written)
+
+
+@cache
+def finish_cancelled() -> Select[Any]:
+    """``running`` → ``cancelled`` for ``:outcomes`` (id, token). Returns the lost ids."""
+    outcome = _outcomes()
+    written = (
+        update(jobs)
+        .where(_fenced(outcome))
+        .values(status=literal_column("'cancelled'"), finished_at=clock, claim_token=null())
+        .returning(jobs.c.id)
+        .cte("written")
+    )
+    return _lost(outcome, written)
+
+
+def _failed_attempts() -> CTE:
+    return _outcomes(
+        column("delay", Double),
+        column("reason", Text),
+        column("kind", Text),
+        column("message", Text),
+        column("traceback", Text),
+    )
+
+
+def _note_failures(ended: CTE, outcome: CTE) -> CTE:
+    """Write one row of history for each ended attempt that failed."""
+    rows = select(
+        ended.c.id,
+        ended.c.retries + ONE,
+        ended.c.worker_id,
+        ended.c.ran_at,
+        outcome.c.kind,
+        outcome.c.message,
+        outcome.c.traceback,
+    ).where(ended.c.id == outcome.c.id, outcome.c.kind.is_not(None))
+    names = ["job_id", "attempt", "worker_id", "started_at", "kind", "message", "traceback"]
+    return insert(failures).from_select(names, rows, include_defaults=False).cte("noted")
+
+
+@cache
+def fail() -> Select[Any]:
+    """``running`` → ``failed`` for ``:outcomes`` (id, token, delay, kind, message, traceback). Returns the lost ids."""
+    outcome = _failed_attempts()
+    written = (
+        update(jobs)
+        .where(_fenced(outcome))
+        .values(
+            status=literal_column("'failed'"),
+            claim_token=null(),
+            cancel_requested_at=null(),
+            error=outcome.c.message,
+            run_after=in_seconds(outcome.c.delay),
+        )
+        .returning(jobs.c.id, jobs.c.retries, jobs.c.worker_id, jobs.c.ran_at)
+        .cte("written")
+    )
+    return _lost(outcome, written).add_cte(_note_failures(written, outcome))
+
+
+@cache
+def bury() -> Select[Any]:
+    """``running`` → dead for ``:outcomes`` (id, token, reason, kind, message, traceback). Returns the lost ids.
+
+    The job leaves one table and enters the other in one statement: no moment sees it in both, or in neither.
+    """
+    outcome = _failed_attempts()
+    written = delete(jobs).where(_fenced(outcome)).returning(*jobs.c).cte("written")
+    buried = bury_rows(
+        written, outcome.c.reason, outcome.c.message, written.join(outcome, written.c.id == outcome.c.id)
+    )
+    return _lost(outcome, written).add_cte(buried, _note_failures(written, outcome))

@@ -1,0 +1,99 @@
+"""Statements that create jobs, and that call them off."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    Integer,
+    SmallInteger,
+    Text,
+    and_,
+    bindparam,
+    case,
+    column,
+    func,
+    null,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+
+from sqla_neoq.models import UNFINISHED_SQL
+from sqla_neoq.statements.parts import aware_time, clock, in_seconds, in_status, jobs, recordset, running, waiting
+
+if TYPE_CHECKING:
+    from sqlalchemy import Executable, Select
+
+
+@cache
+def insert_jobs() -> Executable:
+    """Insert the jobs of ``:jobs`` in their order; return (id, queue, fingerprint) of those that were created.
+
+    A job whose fingerprint an unfinished job of its queue already has is left out: it raises nothing, so the caller's
+    transaction stays usable. A fingerprint that another open transaction is just inserting is waited for.
+    """
+    new = recordset(
+        "new",
+        "jobs",
+        column("queue", Text),
+        column("task", Text),
+        column("priority", SmallInteger),
+        column("payload", JSONB),
+        column("fingerprint", Text),
+        column("run_at", aware_time),
+        column("run_in", Double),
+        column("deadline_at", aware_time),
+        column("deadline_in", Double),
+        column("max_retries", Integer),
+    )
+    rows = select(
+        new.c.queue,
+        new.c.task,
+        new.c.priority,
+        new.c.payload,
+        new.c.fingerprint,
+        func.coalesce(new.c.run_at, in_seconds(new.c.run_in), func.now()),
+        func.coalesce(new.c.deadline_at, in_seconds(new.c.deadline_in)),
+        new.c.max_retries,
+    )
+    names = ["queue", "task", "priority", "payload", "fingerprint", "run_after", "deadline", "max_retries"]
+    return (
+        postgresql_insert(jobs)
+        .from_select(names, rows, include_defaults=False)
+        .on_conflict_do_nothing(index_elements=[jobs.c.queue, jobs.c.fingerprint], index_where=text(UNFINISHED_SQL))
+        .returning(jobs.c.id, jobs.c.queue, jobs.c.fingerprint)
+    )
+
+
+@cache
+def find_unfinished() -> Select[Any]:
+    """Look up the unfinished jobs with the (queue, fingerprint) pairs of ``:keys``."""
+    key = recordset("key", "keys", column("queue", Text), column("fingerprint", Text))
+    return (
+        select(jobs.c.id, jobs.c.queue, jobs.c.fingerprint)
+        .join_from(key, jobs, and_(jobs.c.queue == key.c.queue, jobs.c.fingerprint == key.c.fingerprint))
+        .where(jobs.c.fingerprint.is_not(None), in_status("new", "running", "failed"))
+    )
+
+
+@cache
+def cancel_job() -> Executable:
+    """Cancel job ``:job`` if it waits; ask it to stop if it runs. Returns its status, or no row."""
+    waits = waiting()
+    return (
+        update(jobs)
+        .where(jobs.c.id == bindparam("job", type_=BigInteger), or_(waits, running()))
+        .values(
+            status=case((waits, "cancelled"), else_=jobs.c.status),
+            finished_at=case((waits, clock)),
+            cancel_requested_at=case((waits, null()), else_=clock),
+        )
+        .returning(jobs.c.status)
+    )
