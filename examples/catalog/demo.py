@@ -1,0 +1,96 @@
+"""The whole application at once: migrate, enqueue, let runners work, report. Run again, it goes on where it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from sqlalchemy import extract, func, select
+from sqlalchemy.orm import Session
+
+from catalog.app import enqueue_files, migrate
+from catalog.report import UNFINISHED, compare
+from sqla_neoq.models import Job
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+APP_DIR = Path(__file__).parents[1]
+
+# A runner outlives a lost database, as it should. So that it does not outlive this process, however that ends, a shell
+# waits for the end of its standard input, a pipe whose other end is here, and then tells the runner to drain.
+GUARD = """
+exec 3<&0 </dev/null
+"$@" 3<&- & runner=$!
+{ read -r _ <&3; kill -TERM $runner; } & guard=$!
+wait $runner; status=$?
+kill -KILL $guard
+exit $status
+"""
+KILLED = 128 + 9
+
+
+def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
+    """Bring every Python file under ``root`` through the queue; return whether the report finds everything equal.
+
+    Args:
+        engine: the database; its tables are made if they are missing.
+        root: the folder to catalogue.
+        logs: the folder for the runners' logs.
+        runners: how many processes share the work.
+    """
+    migrate(engine)
+    print(f"{enqueue_files(engine, root):,} new files under {root}, each added with its job in one transaction")
+    jobs, started = _unfinished(engine), time.monotonic()
+    if not jobs:
+        print("every job was finished before")
+    while _unfinished(engine):
+        time.sleep(_seconds_to_next(engine))
+        run(engine, logs, runners)
+    if jobs:
+        seconds = time.monotonic() - started
+        print(f"{jobs:,} jobs in {seconds:.1f} s by {runners} runners, {jobs / seconds:.0f} jobs/s, back-offs included")
+    print("counting once more without the queue")
+    return compare(engine, root).show()
+
+
+def run(engine: Engine, logs: Path, runners: int) -> None:
+    """Let ``runners`` processes run all jobs that are due."""
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst", "--concurrency", "4", "--url", url]
+    with ExitStack() as stack:
+        processes = []
+        for number in range(1, runners + 1):
+            log = stack.enter_context((logs / f"runner-{number}.log").open("a"))
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD, "sh", *command, "--name", f"runner-{number}"],
+                cwd=APP_DIR,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches this process alone, and the runners through the guard
+            )
+            processes.append((stack.enter_context(process), log.name))
+        for process, log_name in processes:
+            code = process.wait()
+            if code == KILLED:
+                print("a runner was killed; what it was at will be done by another")
+            elif code:
+                raise click.ClickException(f"a runner ended with exit code {code}; its log is {log_name}")
+
+
+def _unfinished(engine: Engine) -> int:
+    with Session(engine) as session:
+        return session.scalar(select(func.count()).where(Job.status.in_(UNFINISHED))) or 0
+
+
+def _seconds_to_next(engine: Engine) -> float:
+    """Return how long the next job waits for its back-off, on the database's clock."""
+    wait = extract("epoch", func.min(Job.run_after) - func.statement_timestamp())
+    with Session(engine) as session:
+        return max(0.0, float(session.scalar(select(wait).where(Job.status.in_(("new", "failed")))) or 0))

@@ -1,0 +1,32 @@
+"""Runs the application's chain on ``config.attributes["engine"]``, else on the database the environment names."""
+
+import os
+
+from alembic import context
+from catalog.models import Base
+from sqlalchemy import create_engine
+
+from sqla_neoq.options import database_url
+
+
+def mine(name: str | None, type_: str, _parents: object) -> bool:
+    """Hide the queue's tables from autogenerate: they change through revisions like 0002 alone."""
+    return type_ != "table" or not (name or "").startswith("neoq_")
+
+
+def run() -> None:
+    url = os.environ.get("NEOQ_DATABASE_URL") or os.environ.get("DATABASE_URL", "")
+    options = {"target_metadata": Base.metadata, "include_name": mine}
+    if context.is_offline_mode():
+        context.configure(url=database_url(url), literal_binds=True, **options)
+        with context.begin_transaction():
+            context.run_migrations()
+        return
+    engine = context.config.attributes.get("engine") or create_engine(database_url(url))
+    with engine.connect() as connection:
+        context.configure(connection=connection, **options)
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+run()
