@@ -160,22 +160,34 @@ def _take(picked: CTE) -> CTE:
 
 @cache
 def claim_due() -> Select[Any]:
-    """Claim due jobs of ``:wanted`` (queue, slots, handler) and ``:tasks`` for ``:worker``, best first.
+    """Claim up to ``:total`` due jobs of ``:wanted`` (queue, slots, handler) and ``:tasks`` for ``:worker``.
+
+    Best first: by priority over all queues, then by due time; between queues of one priority chance decides, so that
+    a long backlog in one never starves another.
 
     Always returns at least one row: with nothing to claim, ``id`` is NULL and ``next_due`` says in how many seconds
     the next waiting job of these queues falls due (NULL: none), so that an idle runner asks one question, not two.
     """
     lanes = _lanes()
     quotas = _quotas(lanes)
+    # The lanes in the order they are drawn from; nothing is locked in a lane that the total does not reach. OFFSET
+    # keeps the planner from pulling the subquery up, which would lose the order.
+    queued = select(quotas).order_by(quotas.c.priority.desc(), func.random()).offset(ZERO).subquery("queued")
     best = (
         select(jobs.c.id)
-        .where(_in_lane(quotas.c), runnable(quotas.c.handler))
+        .where(_in_lane(queued.c), runnable(queued.c.handler))
         .order_by(jobs.c.run_after, jobs.c.id)
-        .limit(quotas.c.slots)
+        .limit(queued.c.slots)
         .with_for_update(skip_locked=True)
         .lateral("best")
     )
-    picked = select(best.c.id).select_from(quotas.join(best, true())).cte("picked").prefix_with("MATERIALIZED")
+    picked = (
+        select(best.c.id)
+        .select_from(queued.join(best, true()))
+        .limit(bindparam("total", type_=Integer))
+        .cte("picked")
+        .prefix_with("MATERIALIZED")
+    )
     taken = _take(picked)
     later = (
         select(jobs.c.run_after)

@@ -1,0 +1,188 @@
+"""What a running job knows of itself: the claimed row, its session, and whether it was asked to stop."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from sqla_neoq.errors import JobCancelled, JobTimeout, NoCurrentJob
+from sqla_neoq.payloads import decode
+
+if TYPE_CHECKING:
+    import threading
+    from datetime import datetime
+
+    from sqlalchemy.orm import Session
+
+
+class ClaimedJob(NamedTuple):
+    """One row as the claim returned it. The payload is still text: it is parsed by the thread that runs the job."""
+
+    id: int
+    token: int
+    queue: str
+    task: str | None
+    payload: str
+    priority: int
+    retries: int
+    max_retries: int | None
+    crashes: int
+    run_after: datetime
+    deadline: datetime | None
+    created_at: datetime
+    ran_at: datetime
+    fingerprint: str | None
+
+
+class Transaction(Protocol):
+    """The database transaction of one run, opened on first use."""
+
+    @property
+    def session(self) -> Session:
+        """The session whose commit is the job's completion."""
+        ...
+
+
+class JobContext:
+    """The job that is running, as its task or handler sees it.
+
+    A handler gets it as its argument; a task asks for it with :func:`current_job`.
+    """
+
+    __slots__ = ("_asked_to_stop", "_claimed", "_payload", "_transaction", "timed_out")
+
+    def __init__(
+        self, claimed: ClaimedJob, transaction: Transaction, asked_to_stop: threading.Event | None = None
+    ) -> None:
+        self._claimed = claimed
+        self._transaction = transaction
+        self._asked_to_stop = asked_to_stop
+        self._payload: Any = _UNREAD
+        self.timed_out = False
+
+    def __repr__(self) -> str:
+        return f"<JobContext id={self.id} task={self.task!r} queue={self.queue!r} attempt={self.attempt}>"
+
+    @property
+    def id(self) -> int:
+        """The job's id."""
+        return self._claimed.id
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._claimed.queue
+
+    @property
+    def task(self) -> str | None:
+        """The name of its task; None for a job that the queue's handler runs."""
+        return self._claimed.task
+
+    @property
+    def payload(self) -> Any:
+        """The payload, from JSON. Parsed on first use.
+
+        Raises:
+            ValueError: plain SQL stored a payload that Python cannot read.
+        """
+        if self._payload is _UNREAD:
+            self._payload = decode(self._claimed.payload)
+        return self._payload
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt, 2 for the first retry, and so on."""
+        return self._claimed.retries + 1
+
+    @property
+    def retries(self) -> int:
+        """How many retries there have been, this one included."""
+        return self._claimed.retries
+
+    @property
+    def max_retries(self) -> int | None:
+        """How many there may be, as the row says; None leaves it to the task."""
+        return self._claimed.max_retries
+
+    @property
+    def priority(self) -> int:
+        """-100 to 100, higher runs first."""
+        return self._claimed.priority
+
+    @property
+    def run_after(self) -> datetime:
+        """When it was due."""
+        return self._claimed.run_after
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When it would no longer have been started."""
+        return self._claimed.deadline
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued."""
+        return self._claimed.created_at
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What makes it unique among the unfinished jobs of its queue, if it is."""
+        return self._claimed.fingerprint
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of every earlier claim.
+
+        Pass it to systems outside the database that can refuse a lower one than they have seen.
+        """
+        return self._claimed.token
+
+    @property
+    def session(self) -> Session:
+        """A SQLAlchemy session, opened on first use, that commits **together with the job's completion**.
+
+        What is written through it happens exactly once: if the task fails, or this run has lost its job, it is rolled
+        back. Do not commit it yourself; it belongs to the thread that runs the job.
+
+        Raises:
+            RuntimeError: in an ``async def`` task, which must not block the event loop.
+        """
+        return self._transaction.session
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run was asked to stop: past its timeout, cancelled by somebody, or at a forced shutdown."""
+        return self._asked_to_stop is not None and self._asked_to_stop.is_set()
+
+    def raise_if_cancelled(self) -> None:
+        """Stop here if the run was asked to stop; for long loops.
+
+        Raises:
+            JobTimeout: the run is past its timeout.
+            JobCancelled: somebody cancelled the job, or the runner shuts down.
+        """
+        if self.cancelled:
+            if self.timed_out:
+                raise JobTimeout(f"job {self.id} ran past its timeout")
+            raise JobCancelled(f"job {self.id} was asked to stop")
+
+
+_UNREAD: Final = object()
+_current: ContextVar[JobContext] = ContextVar("neoq_current_job")
+
+enter = _current.set
+leave = _current.reset
+
+
+def current_job() -> JobContext:
+    """Return the job that this thread, or this asyncio task, is running.
+
+    Raises:
+        NoCurrentJob: none is.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise NoCurrentJob(
+            "current_job() was called outside a job; in a test, run the task through a Runner's drain()"
+        ) from None

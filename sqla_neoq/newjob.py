@@ -1,0 +1,175 @@
+"""A job that is not in the database yet: every option checked before any I/O, and made what the INSERT takes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from sqla_neoq.models import (
+    MAX_FINGERPRINT_LENGTH,
+    MAX_PRIORITY,
+    MAX_QUEUE_LENGTH,
+    MAX_TASK_LENGTH,
+    MIN_PRIORITY,
+)
+from sqla_neoq.payloads import encode
+from sqla_neoq.payloads import fingerprint as fingerprint_of
+from sqla_neoq.retries import checked_delay
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_MOST_RETRIES: Final = 2**31 - 1
+
+
+class Options(TypedDict, total=False):
+    """What can be said of a job beside its payload; the meanings are those of :func:`sqla_neoq.enqueue`."""
+
+    queue: str
+    run_after: datetime | timedelta | None
+    priority: int | None
+    deadline: datetime | timedelta | None
+    max_retries: int | None
+    unique: bool
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """One job to enqueue, checked. Made by ``Task.job(...)`` or :meth:`of`, inserted by ``enqueue_many``."""
+
+    queue: str
+    task: str | None
+    payload: str
+    priority: int = 0
+    run_at: datetime | None = None
+    run_in: float | None = None
+    deadline_at: datetime | None = None
+    deadline_in: float | None = None
+    max_retries: int | None = None
+    fingerprint: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        queue: str,
+        payload: Any,
+        *,
+        task: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        priority: int | None = None,
+        deadline: datetime | timedelta | None = None,
+        max_retries: int | None = None,
+        unique: bool = False,
+        fingerprint: str | None = None,
+    ) -> Self:
+        """Check everything; the options mean what they mean to :func:`sqla_neoq.enqueue`.
+
+        Raises:
+            TypeError: a value of the wrong type.
+            ValueError: a value that cannot be.
+        """
+        checked_queue(queue)
+        if task is not None:
+            checked_text("task", task, MAX_TASK_LENGTH)
+        if not isinstance(unique, bool):
+            raise TypeError(f"unique={unique!r}: expected True or False; a key of your own goes into fingerprint=")
+        # How large a payload may be is the engine's say, see insertion.
+        text = encode(payload, limit=sys.maxsize)
+        if fingerprint is not None:
+            checked_text("fingerprint", fingerprint, MAX_FINGERPRINT_LENGTH)
+        elif unique:
+            fingerprint = fingerprint_of(task, payload)
+        run_at, run_in = _moment("run_after", run_after)
+        deadline_at, deadline_in = _moment("deadline", deadline)
+        return cls(
+            queue,
+            task,
+            text,
+            checked_priority(priority),
+            run_at,
+            run_in,
+            deadline_at,
+            deadline_in,
+            checked_retries(max_retries),
+            fingerprint,
+        )
+
+    def record(self) -> str:
+        """Return the JSON object that :func:`sqla_neoq.statements.insert_jobs` takes."""
+        head = encode(
+            {
+                "queue": self.queue,
+                "task": self.task,
+                "priority": self.priority,
+                "run_at": None if self.run_at is None else self.run_at.isoformat(),
+                "run_in": self.run_in,
+                "deadline_at": None if self.deadline_at is None else self.deadline_at.isoformat(),
+                "deadline_in": self.deadline_in,
+                "max_retries": self.max_retries,
+                "fingerprint": self.fingerprint,
+            }
+        )
+        # The payload is JSON already; encoding it again would only cost.
+        return f'{head[:-1]},"payload":{self.payload}}}'
+
+
+def checked_queue(queue: object, name: str = "queue") -> str:
+    """Return a queue's name if it can be one: 1 to 128 characters of any kind but NUL."""
+    return checked_text(name, queue, MAX_QUEUE_LENGTH)
+
+
+def checked_text(name: str, value: object, longest: int) -> str:
+    """Return ``value`` if it is a text that PostgreSQL can store in that length."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: expected str, got {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name}={value!r}: cannot be empty")
+    if len(value) > longest:
+        raise ValueError(f"{name}={value[:40]!r}...: {len(value)} characters, the most are {longest}")
+    if "\x00" in value:
+        raise ValueError(f"{name}={value!r}: cannot hold a NUL character")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name}={value!r}: cannot hold a lone surrogate") from None
+    return value
+
+
+def checked_priority(priority: object) -> int:
+    """Return a priority if it is one: -100 to 100, higher runs first; None is 0."""
+    if priority is None:
+        return 0
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise TypeError(f"priority={priority!r}: expected int, got {type(priority).__name__}")
+    if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ValueError(f"priority={priority!r}: expected {MIN_PRIORITY} to {MAX_PRIORITY}; higher runs first")
+    return int(priority)
+
+
+def checked_retries(max_retries: object) -> int | None:
+    """Return a number of retries if it is one; None leaves it to the task."""
+    if max_retries is None:
+        return None
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int):
+        raise TypeError(f"max_retries={max_retries!r}: expected int or None, got {type(max_retries).__name__}")
+    if not 0 <= max_retries <= _MOST_RETRIES:
+        raise ValueError(f"max_retries={max_retries!r}: expected 0 (one attempt) to {_MOST_RETRIES}")
+    return int(max_retries)
+
+
+def _moment(name: str, value: object) -> tuple[datetime | None, float | None]:
+    """Split a moment into an absolute time or a number of seconds from the database's now."""
+    if value is None:
+        return None, None
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise ValueError(
+                f"{name}={value!r}: a naive datetime means another moment on every machine; "
+                "give it a timezone, such as datetime.now(UTC) + ..., or pass a timedelta"
+            )
+        return value, None
+    return None, checked_delay(name, value, what="an aware datetime or a timedelta").total_seconds()
