@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from catalog.app import enqueue_files, migrate
 from catalog.report import UNFINISHED, compare
-from sqla_neoq.models import Job
+from sqla_neoq import Job
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -61,8 +62,9 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
 
 def run(engine: Engine, logs: Path, runners: int) -> None:
     """Let ``runners`` processes run all jobs that are due."""
-    url = engine.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst", "--concurrency", "4", "--url", url]
+    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst", "--concurrency", "4"]
+    # Not as --url: a command line can be read by everybody on the machine.
+    env = {**os.environ, "NEOQ_DATABASE_URL": engine.url.render_as_string(hide_password=False)}
     with ExitStack() as stack:
         processes = []
         for number in range(1, runners + 1):
@@ -70,6 +72,7 @@ def run(engine: Engine, logs: Path, runners: int) -> None:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", GUARD, "sh", *command, "--name", f"runner-{number}"],
                 cwd=APP_DIR,
+                env=env,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

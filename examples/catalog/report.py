@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select, union_all
+from sqlalchemy import func, literal, select, union_all
 from sqlalchemy.orm import Session
 
 from catalog.count import Count, count_folder
 from catalog.models import SourceFile
 from catalog.tasks import count_file
-from sqla_neoq.models import DeadJob, Failure, Job
+from sqla_neoq import DeadJob, Failure, Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sqlalchemy import Engine, Row, Select
+    from sqlalchemy import Engine, Row, Select, Subquery
 
 UNFINISHED = ("new", "running", "failed")
 SHOWN = 20
@@ -46,7 +46,7 @@ def compare(engine: Engine, root: Path) -> Report:
     expected = count_folder(root)
     with Session(engine) as session:
         rows = {row.path: row for row in session.execute(_files()) if Path(row.path).is_relative_to(root)}
-        jobs = session.scalar(select(func.count()).select_from(_jobs().subquery())) or 0
+        jobs = session.scalar(select(func.count()).select_from(_jobs())) or 0
         files = session.scalar(select(func.count()).select_from(SourceFile)) or 0
         workers = session.execute(_jobs_by_worker()).all()
     differences = [
@@ -57,20 +57,22 @@ def compare(engine: Engine, root: Path) -> Report:
     if jobs > files:
         differences.append(f"there are {jobs:,} jobs for {files:,} files")
     lines = [*_totals(expected, rows), "", *_dead(root, rows), ""]
-    lines += [f"worker {worker} finished {count:,} jobs" for worker, count in workers]
+    lines += [f"worker {row.worker_id} finished {row.jobs:,} jobs" for row in workers]
     return Report(lines, differences)
 
 
-def _jobs() -> Any:
-    """Every job of the application, dead or not, and the worker that had it last."""
+def _jobs() -> Subquery:
+    """Every job of the application, dead or not: its status and the worker that had it last."""
     return union_all(
-        *(select(kind.id, kind.worker_id).where(kind.queue == count_file.queue) for kind in (Job, DeadJob))
-    )
+        select(Job.status, Job.worker_id).where(Job.queue == count_file.queue),
+        select(literal("dead"), DeadJob.worker_id).where(DeadJob.queue == count_file.queue),
+    ).subquery()
 
 
-def _jobs_by_worker() -> Select[tuple[int, int]]:
-    job = _jobs().subquery()
-    return select(job.c.worker_id, func.count()).group_by(job.c.worker_id).order_by(job.c.worker_id)
+def _jobs_by_worker() -> Select[Any]:
+    job = _jobs()
+    ended = job.c.status.not_in(UNFINISHED)
+    return select(job.c.worker_id, func.count().label("jobs")).where(ended).group_by("worker_id").order_by("worker_id")
 
 
 def _files() -> Select[Any]:
@@ -128,7 +130,7 @@ def _count(row: Row[Any]) -> Count:
 def _totals(expected: Mapping[str, Count | None], rows: Mapping[str, Row[Any]]) -> Iterator[str]:
     counted = [_count(row) for row in rows.values() if row.times_counted]
     apart = [count for count in expected.values() if count is not None]
-    yield f"{'':24}{'database':>12}{'counted apart':>16}"
+    yield f"{'':24}{'database':>12}{'independent':>16}"
     yield _line("files", len(rows), len(expected))
     yield _line(
         "unparsable, job dead", sum(row.reason is not None for row in rows.values()), len(expected) - len(apart)

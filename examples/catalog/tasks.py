@@ -11,8 +11,7 @@ from pathlib import Path
 from sqlalchemy import select, update
 
 from catalog.models import SourceFile
-from sqla_neoq import current_job, task
-from sqla_neoq.retries import exponential
+from sqla_neoq import current_job, exponential, task
 
 # What the compiler thinks of the style of the files read is not this application's business.
 warnings.filterwarnings("ignore", category=SyntaxWarning)

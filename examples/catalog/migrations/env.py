@@ -1,6 +1,7 @@
 """Runs the application's chain on ``config.attributes["engine"]``, else on the database the environment names."""
 
 import os
+from typing import Any
 
 from alembic import context
 from catalog.models import Base
@@ -16,7 +17,7 @@ def mine(name: str | None, type_: str, _parents: object) -> bool:
 
 def run() -> None:
     url = os.environ.get("NEOQ_DATABASE_URL") or os.environ.get("DATABASE_URL", "")
-    options = {"target_metadata": Base.metadata, "include_name": mine}
+    options: dict[str, Any] = {"target_metadata": Base.metadata, "include_name": mine}
     if context.is_offline_mode():
         context.configure(url=database_url(url), literal_binds=True, **options)
         with context.begin_transaction():
