@@ -1,0 +1,118 @@
+"""What a command line points at: modules, the tasks in them, and objects by name.
+
+There is no app object and no registry. A module's tasks are the ``Task`` and ``Handler`` objects among its attributes,
+whether it defines or imports them. What cannot be found is a ``TaskNotFound`` with a sentence; what goes wrong *inside*
+the application's own module comes out as it is, so that its traceback can be shown.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy import Engine
+
+from sqla_neoq.errors import ConfigurationError, TaskNotFound
+from sqla_neoq.tasks import Handler, Task
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+Runnable: TypeAlias = Task[..., Any] | Handler
+"""What a runner can run: a task, or the handler of a queue."""
+
+
+def discover(module: ModuleType) -> list[Runnable]:
+    """Return the tasks and handlers among a module's attributes, each once, in the module's order."""
+    # By type, not isinstance: that would ask proxies (Django's settings, Flask's request) for their class, and so set
+    # off whatever they stand for.
+    found = [value for value in vars(module).values() if issubclass(type(value), Task | Handler)]
+    return list({id(value): value for value in found}.values())
+
+
+def load(target: str) -> list[Runnable]:
+    """Import a target and return its tasks.
+
+    Args:
+        target: ``myapp.tasks``, a module; ``myapp``, a package, to which its submodule ``tasks`` belongs if it has one;
+            or ``myapp.tasks:name``, one task or an iterable of tasks.
+
+    Raises:
+        TaskNotFound: the module or name does not exist, or holds no task.
+    """
+    if ":" in target:
+        value = load_object(target)
+        candidates = [value] if isinstance(value, Task | Handler) or not isinstance(value, Iterable) else list(value)
+        for candidate in candidates:
+            if not isinstance(candidate, Task | Handler):
+                raise TaskNotFound(
+                    f"{target} is not a task but a {type(candidate).__name__}; decorate it with @task or @handler"
+                )
+        return candidates
+    module = _import(target)
+    found = discover(module)
+    if hasattr(module, "__path__") and importlib.util.find_spec(f"{target}.tasks"):
+        found += (task for task in discover(_import(f"{target}.tasks")) if task not in found)
+    if not found:
+        raise TaskNotFound(
+            f"module {target} has no tasks; decorate a function in it with @task or @handler, or import one"
+        )
+    return found
+
+
+def load_object(target: str) -> Any:
+    """Import and return what ``module:name`` says; the name may have dots.
+
+    Raises:
+        TaskNotFound: there is no such module, or nothing of that name in it.
+    """
+    module_name, _, attribute = target.partition(":")
+    module = _import(module_name)
+    try:
+        return operator.attrgetter(attribute)(module)
+    except AttributeError:
+        raise TaskNotFound(f"module {module_name} has no {attribute!r}") from None
+
+
+def load_engine(target: str) -> Engine:
+    """Return the Engine that ``module:name`` is, or that it returns when called without arguments.
+
+    Raises:
+        TaskNotFound: there is no such module or name.
+        ConfigurationError: it is something else.
+    """
+    value = load_object(target)
+    engine = value if isinstance(value, Engine) or not callable(value) else value()
+    if not isinstance(engine, Engine):
+        raise ConfigurationError(
+            f"{target} is no SQLAlchemy Engine, nor a function that returns one, but a {type(engine).__name__}"
+        )
+    return engine
+
+
+def _import(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        hint = (
+            f"; did you mean {name.removesuffix('.py').strip('/').replace('/', '.')}?" if name.endswith(".py") else ""
+        )
+        raise TaskNotFound(f"{name!r} is not a module's name; write it with dots, like myapp.tasks{hint}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the target itself, or a package on the way to it, may be missing here. Any other name is one that the
+        # application's code asked for.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        parent, _, last = name.rpartition(".")
+        hint = f"; did you mean {parent}:{last}?" if _has(parent, last) else "; is --app-dir right?"
+        raise TaskNotFound(f"there is no module {error.name}{hint}") from None
+
+
+def _has(module_name: str, attribute: str) -> bool:
+    try:
+        return bool(module_name) and hasattr(importlib.import_module(module_name), attribute)
+    except ImportError:
+        return False
