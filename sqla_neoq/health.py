@@ -96,12 +96,13 @@ def _handler(probe: Callable[[], State]) -> type[BaseHTTPRequestHandler]:
         sys_version = ""
 
         def do_GET(self) -> None:
-            if self.path not in ("/livez", "/readyz"):
+            path = self.path.partition("?")[0]
+            if path not in ("/livez", "/readyz"):
                 self._answer(HTTPStatus.NOT_FOUND, {"paths": ["/livez", "/readyz"]})
                 return
             try:
                 state = probe()
-                good = state.live if self.path == "/livez" else state.ready
+                good = state.live if path == "/livez" else state.ready
                 body: Mapping[str, object] = {"live": state.live, "ready": state.ready} | dict(state.detail)
             except Exception as error:
                 log.exception("the health probe failed")

@@ -7,7 +7,6 @@ itself can use the two formatters from its own configuration.
 
 from __future__ import annotations
 
-import configparser
 import json
 import logging
 import logging.config
@@ -81,7 +80,7 @@ def configure(level: str = "info", format: str = "text", config_file: Path | Non
         return
     try:
         _configure_from(config_file)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, configparser.Error) as error:
+    except Exception as error:  # the file names classes and, as INI, holds expressions: anything may be raised
         reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ConfigurationError(f"the logging configuration {config_file} does not work: {reason}") from error
 

@@ -20,7 +20,7 @@ _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86
 _DURATION: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|d|w|)", re.ASCII)
 # A backslash takes away the meaning of the character after it.
 _QUEUE_ITEM: Final = re.compile(r"(?:\\.|[^,\\])+", re.DOTALL)
-_QUEUE: Final = re.compile(r"\s*((?:\\.|[^\\])+?)(?::(\d+))?\s*", re.DOTALL | re.ASCII)
+_QUEUE: Final = re.compile(r"\s*((?:\\.|[^\\])*?)(?::(\d+))?\s*", re.DOTALL | re.ASCII)
 
 
 def duration(text: str) -> timedelta:
