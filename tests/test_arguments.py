@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from sqla_neoq.arguments import PayloadMismatch, Signature
-from sqla_neoq.payloads import decode, encode
+from sqla_neoq.payloads import decode, encode, fingerprint
 
 no_deadline = settings(deadline=None)
 
@@ -366,6 +366,7 @@ def test_keyword_arguments_of_any_name_are_converted_by_their_one_annotation():
         (Incomparable, Incomparable(1), "not Incomparable(value=1): the task would receive Incomparable(value=1)"),
         (Person, {"name": "x"}, "must be test_arguments.Person, not {'name': 'x'}"),
         (list[Person], [Person(name="x"), "y"], "- at `value[1]`"),
+        (decimal.Decimal, decimal.Decimal("sNaN"), "must be decimal.Decimal, not Decimal('sNaN')"),
         (decimal.Decimal, decimal.Decimal("NaN"), "must be decimal.Decimal, not Decimal('NaN')"),
         (
             dt.datetime,
@@ -486,6 +487,12 @@ def test_containers_that_json_cannot_tell_apart_stand_for_each_other(annotation,
 
     assert back == received
     assert type(back) is type(received)
+
+
+def test_an_int_for_a_float_is_stored_as_it_arrives_so_that_both_have_one_fingerprint():
+    signature = taking(float)
+
+    assert fingerprint("task", signature.bind((5,), {})) == fingerprint("task", signature.bind((5.0,), {}))
 
 
 def test_an_aware_datetime_keeps_its_instant_and_a_naive_one_stays_naive():
@@ -672,6 +679,14 @@ def test_a_class_within_an_annotation_may_name_one_that_is_defined_later():
     value = Nested(DefinedLast(dt.date(2020, 1, 1)))
 
     assert sent(early_nested_signature, value) == {"a": value}
+
+
+@pytest.mark.parametrize("function", [two, only_rest])
+def test_annotations_are_looked_up_once(function, monkeypatch):
+    signature = Signature.of(function)
+    monkeypatch.setattr(Signature, "_resolve", None)
+
+    assert sent(signature, a=1, b=2) == {"a": 1, "b": 2}
 
 
 def test_a_name_that_is_never_defined_is_a_clear_type_error_at_the_first_use():
