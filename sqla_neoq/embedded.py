@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import psycopg
 from psycopg import sql
@@ -71,9 +71,9 @@ _SYSTEM_DIRECTORIES = (
 _CACHE = Path("/var/cache/sqla_neoq")  # root's alone, so nobody can plant programs in it
 
 # $1: the directory to remove at the end; the rest: the server's command line.
-# Signals are ignored because only the end of the standard input, or a line on it, means stop: a service manager's
-# SIGTERM goes to every process, and must not take the database from under jobs that are still draining. A background
-# command has no standard input in a shell, hence the detour over descriptor 9.
+# A service manager's SIGTERM, or a closed terminal's SIGHUP, can reach every process: a guard that died of it would
+# leave nobody to stop the server. A background command has no standard input in a shell, hence the detour over
+# descriptor 9.
 _GUARD = """
 trap '' HUP INT QUIT TERM
 remove=$1; shift
@@ -321,7 +321,9 @@ class EmbeddedServer:
         command = [str(binaries / "postgres"), "-D", _seen_as(cluster, account)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        with open(os.open(log_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as log:  # noqa: PTH123 - the log is private
+        # Private, since statements and their values end up in it; read here through the same file, since the guard of a
+        # server that fails removes the temporary directory with the log in it.
+        with open(os.open(log_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as log:  # noqa: PTH123
             self._guard = subprocess.Popen(  # noqa: S603 - the server's own command line
                 ["/bin/sh", "-c", _GUARD, "sh", str(socket_dir), *command],
                 stdin=subprocess.PIPE,
@@ -333,7 +335,7 @@ class EmbeddedServer:
                 start_new_session=True,
                 **account,
             )
-        self._await(socket_dir, log_file)
+            self._await(socket_dir, log)
         self._socket_dir, self.owned = socket_dir, True
         _log.info("embedded PostgreSQL %s runs in %s", version, home)
 
@@ -392,14 +394,15 @@ class EmbeddedServer:
         self._remove = directory
         return directory
 
-    def _await(self, socket_dir: Path, log_file: Path) -> None:
+    def _await(self, socket_dir: Path, log: BinaryIO) -> None:
         assert self._guard is not None
         deadline = time.monotonic() + _START_LIMIT
         while self._guard.poll() is None and time.monotonic() < deadline:
             if _serves(socket_dir):
                 return
             time.sleep(_POLL)
-        said = "\n".join(log_file.read_text(errors="replace").splitlines()[-8:])
+        log.seek(0)
+        said = "\n".join(log.read().decode(errors="replace").splitlines()[-8:])
         raise EmbeddedError(f"The embedded PostgreSQL in {self.data_dir} did not come up. It said:\n{said}")
 
 
@@ -501,7 +504,9 @@ def _readable_copy(binaries: Path) -> Path:
     copied = place / package.name / prefix.name / binaries.name
     if _is_complete(copied):
         return copied
-    _CACHE.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        _CACHE.mkdir(parents=True)
+        _CACHE.chmod(0o755)  # whatever the umask
     unfinished = Path(tempfile.mkdtemp(dir=_CACHE))
     target = unfinished / package.name / prefix.name
     (target / binaries.name).mkdir(parents=True)

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from support import eventually, servers
-from support.processes import ROOT
+from support.processes import ROOT, environment
 from support.servers import VARIABLE
 
 from sqla_neoq import embedded
@@ -55,10 +55,10 @@ def test_auto_believes_the_variable_even_where_other_servers_could_be_had(monkey
 def run_pytest(*arguments):
     probe = f"{Path(__file__).relative_to(ROOT)}::test_ids_begin_anew_in_each_test"
     command = [sys.executable, "-c", RUN_WITHOUT_POSTGRESQL, "-p", "no:cacheprovider", *arguments, probe]
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NEOQ_", "PYTEST_"))}
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    nowhere = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent", "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=ROOT, env={**inherited, **nowhere}, capture_output=True, text=True)
+    paths = filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")))
+    nowhere = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent", "PYTHONPATH": os.pathsep.join(paths)}
+    env = environment({**{name: None for name in os.environ if name.startswith("PYTEST_")}, **nowhere})
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
 def test_a_run_without_postgresql_ends_at_once_with_one_sentence():
