@@ -24,18 +24,22 @@ from sqla_neoq.insertion import Enqueued
 from sqla_neoq.models import DeadJob, Failure, Job, Meta, Worker
 from sqla_neoq.newjob import NewJob
 from sqla_neoq.retries import Discard, Retry, Snooze, constant, exponential, sidekiq
+from sqla_neoq.runner import Counts, Ended, Health, Runner
 from sqla_neoq.tasks import Handler, Task, handler, task
 
 __all__ = [
     "ClaimLost",
     "ConfigurationError",
+    "Counts",
     "DatabaseUnavailable",
     "DeadJob",
     "Discard",
     "DuplicateTask",
+    "Ended",
     "Enqueued",
     "Failure",
     "Handler",
+    "Health",
     "Job",
     "JobCancelled",
     "JobContext",
@@ -46,6 +50,7 @@ __all__ = [
     "NewJob",
     "NoCurrentJob",
     "Retry",
+    "Runner",
     "RunnerConfig",
     "SchemaError",
     "Snooze",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sqla_neoq.errors import JobCancelled, JobTimeout, NoCurrentJob
 from sqla_neoq.payloads import decode
 
 if TYPE_CHECKING:
-    import threading
     from datetime import datetime
 
     from sqlalchemy.orm import Session
@@ -34,6 +34,15 @@ class ClaimedJob(NamedTuple):
     fingerprint: str | None
 
 
+class StopReason(Enum):
+    """Why a run is asked to stop."""
+
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+    LOST = "lost"
+
+
 class Transaction(Protocol):
     """The database transaction of one run, opened on first use."""
 
@@ -49,16 +58,14 @@ class JobContext:
     A handler gets it as its argument; a task asks for it with :func:`current_job`.
     """
 
-    __slots__ = ("_asked_to_stop", "_claimed", "_payload", "_transaction", "timed_out")
+    __slots__ = ("_claimed", "_payload", "_stop", "_transaction")
 
-    def __init__(
-        self, claimed: ClaimedJob, transaction: Transaction, asked_to_stop: threading.Event | None = None
-    ) -> None:
+    def __init__(self, claimed: ClaimedJob, transaction: Transaction) -> None:
         self._claimed = claimed
         self._transaction = transaction
-        self._asked_to_stop = asked_to_stop
         self._payload: Any = _UNREAD
-        self.timed_out = False
+        # A plain attribute, set from another thread: an Event costs more to make than a small task takes to run.
+        self._stop: StopReason | None = None
 
     def __repr__(self) -> str:
         return f"<JobContext id={self.id} task={self.task!r} queue={self.queue!r} attempt={self.attempt}>"
@@ -152,7 +159,7 @@ class JobContext:
     @property
     def cancelled(self) -> bool:
         """Whether the run was asked to stop: past its timeout, cancelled by somebody, or at a forced shutdown."""
-        return self._asked_to_stop is not None and self._asked_to_stop.is_set()
+        return self._stop is not None
 
     def raise_if_cancelled(self) -> None:
         """Stop here if the run was asked to stop; for long loops.
@@ -161,10 +168,20 @@ class JobContext:
             JobTimeout: the run is past its timeout.
             JobCancelled: somebody cancelled the job, or the runner shuts down.
         """
-        if self.cancelled:
-            if self.timed_out:
-                raise JobTimeout(f"job {self.id} ran past its timeout")
-            raise JobCancelled(f"job {self.id} was asked to stop")
+        if self._stop is StopReason.TIMEOUT:
+            raise JobTimeout(f"job {self.id} ran past its timeout")
+        if self._stop is not None:
+            raise JobCancelled(f"job {self.id} was asked to stop ({self._stop.value})")
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the run was asked to stop, if it was."""
+        return self._stop
+
+    def ask_to_stop(self, reason: StopReason) -> None:
+        """Ask the run to stop; the first reason given stays. For the runner."""
+        if self._stop is None:
+            self._stop = reason
 
 
 _UNREAD: Final = object()

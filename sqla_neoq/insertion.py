@@ -80,7 +80,9 @@ async def insert_async(handle: AsyncHandle, jobs: Sequence[NewJob]) -> list[Enqu
     """
     # By their method and not by their class, because importing those classes needs greenlet. An async_scoped_session
     # has none of its own, but hands out its AsyncSession when it is called.
-    holder: Any = handle.registry() if type(handle).__name__ == "async_scoped_session" else handle
+    holder: Any = handle
+    if type(handle).__name__ == "async_scoped_session":
+        holder = holder.registry()
     run_sync: Callable[..., Any] | None = getattr(holder, "run_sync", None)
     if run_sync is None:
         raise TypeError(

@@ -1,7 +1,7 @@
-"""What the command line's values mean: queues, durations, database URLs, addresses.
+"""What the command line's values mean: queues, durations, addresses.
 
 Each function turns the text of a flag or an environment variable into a checked value, or raises ``ValueError`` with a
-sentence that says what is wrong and what would be right. None repeats a URL, which may hold a password.
+sentence that says what is wrong and what would be right.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
-
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,30 +65,6 @@ def queues(texts: Iterable[str]) -> dict[str, int | None]:
                 raise ValueError(f"queue {name!r} is given twice")
             read[name] = int(match[2]) if match[2] else None
     return read
-
-
-def database_url(text: str) -> URL:
-    """Read a PostgreSQL URL; ``postgres://`` and ``postgresql://`` mean psycopg, the driver the runner uses.
-
-    Raises:
-        ValueError: it is no URL, or one of another database or driver.
-    """
-    try:
-        url = make_url(text.strip())
-    except (ArgumentError, ValueError):
-        raise ValueError(
-            "this is not a database URL; write one like postgresql://user:password@host:5432/name"
-        ) from None
-    if url.drivername in ("postgres", "postgresql"):
-        return url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() != "postgresql":
-        raise ValueError(f"{url.drivername}:// is not PostgreSQL; the runner works on postgresql:// URLs")
-    if url.get_driver_name() != "psycopg":
-        raise ValueError(
-            f"the runner uses psycopg, not {url.get_driver_name()}; write the URL as postgresql+psycopg://, "
-            "and give it to the runner alone with --url or NEOQ_DATABASE_URL"
-        )
-    return url
 
 
 def address(text: str) -> tuple[str, int]:

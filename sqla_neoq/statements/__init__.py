@@ -16,15 +16,14 @@ rescue), :mod:`.housekeeping`; :mod:`.parts` holds what they share.
 from sqla_neoq.statements.claiming import claim_due, claim_suspect
 from sqla_neoq.statements.housekeeping import bury_overdue, prune_failures, prune_jobs
 from sqla_neoq.statements.liveness import (
+    advisory_lock,
     beat,
     jobs_oid,
     orphans,
-    queue_lock,
     register_worker,
     remove_dead_workers,
     rescue,
     unregister_worker,
-    worker_lock,
 )
 from sqla_neoq.statements.outcomes import (
     bury,
@@ -33,11 +32,13 @@ from sqla_neoq.statements.outcomes import (
     fail,
     finish_cancelled,
     put_back,
+    put_back_strays,
 )
 from sqla_neoq.statements.parts import array_literal
 from sqla_neoq.statements.producing import cancel_job, find_unfinished, insert_jobs
 
 __all__ = [
+    "advisory_lock",
     "array_literal",
     "beat",
     "bury",
@@ -56,10 +57,9 @@ __all__ = [
     "prune_failures",
     "prune_jobs",
     "put_back",
-    "queue_lock",
+    "put_back_strays",
     "register_worker",
     "remove_dead_workers",
     "rescue",
     "unregister_worker",
-    "worker_lock",
 ]

@@ -60,9 +60,13 @@ def worker_lock(worker: Any) -> ColumnElement[int]:
     return func.hashtextextended(literal_column("'worker:'").concat(cast(worker, Text)), _table_oid())
 
 
-def queue_lock(queue: Any) -> ColumnElement[int]:
-    """The advisory lock that says "somebody is hungry for this queue"; ``neoq_wake()`` computes the same."""
-    return func.hashtextextended(literal_column("'queue:'").concat(cast(queue, Text)), _table_oid())
+def advisory_lock(function: str) -> str:
+    """Return the SQL, for psycopg, that calls an advisory lock function with a lock's name and the jobs table's oid.
+
+    ``worker:ID`` is the lock above; ``queue:NAME``, held in shared mode, says that somebody is hungry for that queue,
+    and is what the trigger function ``neoq_wake()`` tries.
+    """
+    return f"SELECT {function}(hashtextextended(%s, %s))"
 
 
 def _table_oid() -> ColumnElement[int]:

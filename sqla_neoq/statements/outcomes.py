@@ -6,11 +6,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Double,
     Text,
+    all_,
     and_,
     any_,
+    bindparam,
+    cast,
     column,
     delete,
     exists,
@@ -25,7 +29,7 @@ from sqlalchemy import (
 from sqla_neoq.statements.parts import ONE, array, bury_rows, clock, failures, in_seconds, jobs, recordset, running
 
 if TYPE_CHECKING:
-    from sqlalchemy import CTE, ColumnElement, Select
+    from sqlalchemy import CTE, ColumnElement, Executable, Select
 
 
 def _outcomes(*extra: Any) -> CTE:
@@ -97,6 +101,24 @@ def put_back() -> Select[Any]:
         .cte("written")
     )
     return _lost(outcome, written)
+
+
+@cache
+def put_back_strays() -> Executable:
+    """``running`` → ``new`` for the jobs of ``:worker`` under no token of ``:tokens``. Returns their ids.
+
+    Such jobs come from a claim whose answer was lost on the way: the server committed it, the runner never knew.
+    """
+    return (
+        update(jobs)
+        .where(
+            jobs.c.worker_id == bindparam("worker", type_=BigInteger),
+            running(),
+            jobs.c.claim_token != all_(cast(bindparam("tokens", type_=Text), ARRAY(BigInteger))),
+        )
+        .values(status=literal_column("'new'"), claim_token=null(), cancel_requested_at=null())
+        .returning(jobs.c.id)
+    )
 
 
 @cache

@@ -1,0 +1,132 @@
+"""The consumer's verbs on a connection: claim jobs, and write what became of them. Transactions are the caller's."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqla_neoq import statements
+from sqla_neoq.context import ClaimedJob
+from sqla_neoq.outcomes import Verb
+from sqla_neoq.payloads import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Connection, Executable, Select
+
+    from sqla_neoq.outcomes import Outcome
+
+_COLUMNS = len(ClaimedJob._fields)
+
+
+class Want(NamedTuple):
+    """How many jobs of one queue a runner would take."""
+
+    queue: str
+    slots: int
+    handler: bool
+
+
+class Claimed(NamedTuple):
+    """What a claim brought: jobs, best first, or else the seconds until the next one of these queues is due."""
+
+    jobs: list[ClaimedJob]
+    next_due: float | None
+
+
+class Claimant(NamedTuple):
+    """Who claims: the runner's id and the names of the tasks it knows, as JSON, with the options to find the tables."""
+
+    worker: int
+    tasks: str
+    options: dict[str, Any]
+
+
+def claim(connection: Connection, claimant: Claimant, wants: Iterable[Want], total: int) -> Claimed:
+    """Claim up to ``total`` due jobs."""
+    parameters = {**_asking(claimant, wants), "total": total}
+    rows = connection.execute(statements.claim_due(), parameters, execution_options=claimant.options).all()
+    if rows[0][0] is None:
+        return Claimed([], rows[0][_COLUMNS])
+    return Claimed([ClaimedJob(*row[:_COLUMNS]) for row in rows], None)
+
+
+def claim_suspect(connection: Connection, claimant: Claimant, wants: Iterable[Want]) -> list[ClaimedJob]:
+    """Claim one job whose worker died under it before."""
+    rows = connection.execute(
+        statements.claim_suspect(), _asking(claimant, wants), execution_options=claimant.options
+    ).all()
+    return [ClaimedJob(*row[:_COLUMNS]) for row in rows]
+
+
+def _asking(claimant: Claimant, wants: Iterable[Want]) -> dict[str, Any]:
+    return {
+        "worker": claimant.worker,
+        "tasks": claimant.tasks,
+        "wanted": encode([want._asdict() for want in wants]),
+    }
+
+
+def settle(
+    connection: Connection, outcomes: Sequence[Outcome], options: dict[str, Any], *, delete: bool = False
+) -> set[int]:
+    """Write outcomes, one statement for each verb; return the ids of those that the fence refused.
+
+    Args:
+        connection: in a transaction, when they shall be written together.
+        outcomes: in any order. Those that their run wrote itself, or lost, are passed over.
+        options: the execution options to find the tables by.
+        delete: delete completed jobs instead of keeping them.
+    """
+    lost: set[int] = set()
+    ordered = sorted((o for o in outcomes if not o.written and o.verb is not Verb.LOST), key=_verb_name)
+    for verb, group in groupby(ordered, key=lambda outcome: outcome.verb):
+        rows = connection.execute(
+            _statement(verb, delete=delete), {"outcomes": _records(verb, list(group))}, execution_options=options
+        )
+        lost.update(row[0] for row in rows)
+    return lost
+
+
+def completion(job: ClaimedJob, *, delete: bool = False) -> tuple[Select[Any], dict[str, Any]]:
+    """Return the statement that completes one job, and its parameters; it returns a row if the job was lost."""
+    statement = statements.complete_and_delete() if delete else statements.complete()
+    return statement, {"outcomes": f'[{{"id":{job.id},"token":{job.token}}}]'}
+
+
+def _verb_name(outcome: Outcome) -> str:
+    return outcome.verb.value
+
+
+def _statement(verb: Verb, *, delete: bool) -> Executable:
+    match verb:
+        case Verb.COMPLETE:
+            return statements.complete_and_delete() if delete else statements.complete()
+        case Verb.FAIL:
+            return statements.fail()
+        case Verb.BURY:
+            return statements.bury()
+        case Verb.CANCEL:
+            return statements.finish_cancelled()
+        case _:
+            return statements.put_back()
+
+
+def _records(verb: Verb, outcomes: list[Outcome]) -> str:
+    if verb in {Verb.COMPLETE, Verb.CANCEL}:
+        # By hand: nearly all outcomes pass here, and two integers need no encoder.
+        return "[" + ",".join([f'{{"id":{o.job.id},"token":{o.job.token}}}' for o in outcomes]) + "]"
+    records = [
+        {
+            "id": o.job.id,
+            "token": o.job.token,
+            "delay": o.delay,
+            "reason": o.reason,
+            "kind": o.kind,
+            "message": o.message,
+            "traceback": o.traceback,
+        }
+        for o in outcomes
+    ]
+    return encode(records, limit=2**30)

@@ -1,0 +1,313 @@
+"""The runner's centre: one connection, and rounds.
+
+Each round writes the outcomes of finished runs and claims jobs for the free slots, in one transaction, and hands what
+it claimed to the worker threads.
+
+When the next round comes:
+
+* at once, when a wake-up says that a queue has work and there are free slots;
+* with a backlog, when half of the jobs held ready have been started: the threads never wait, and each round is large;
+* otherwise when an outcome has waited a moment for others, or when polling is due.
+
+A queue that gave less than it was asked for is *dry*, and the runner is *hungry* for it: it asks the listener to hold
+the lock that makes inserts notify. A transaction that inserted before the lock was held, and commits after, notifies
+nobody; so a runner that has just turned hungry looks once more at once, and then after 10, 20, 40 ... ms: such a job is
+found within about twice the time its transaction still took.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
+
+from sqla_neoq import statements
+from sqla_neoq.claim import Claimant, claim, claim_suspect, settle
+from sqla_neoq.dialects import DATABASE_ERRORS
+from sqla_neoq.lifecycle import Service
+from sqla_neoq.link import Reconnecting
+from sqla_neoq.outcomes import Outcome, Verb
+from sqla_neoq.quarantine import Quarantine, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from sqlalchemy import Connection
+
+    from sqla_neoq.claim import Want
+    from sqla_neoq.config import RunnerConfig
+    from sqla_neoq.context import ClaimedJob
+    from sqla_neoq.link import Link
+    from sqla_neoq.listener import Listener
+    from sqla_neoq.pool import WorkPool
+    from sqla_neoq.tasks import Definition
+
+log = logging.getLogger("sqla_neoq.runner")
+
+LINGER: Final = 0.002
+"""Seconds an outcome may wait for company after a round, so that a busy runner writes many with one commit."""
+_LINGER_WITH_BACKLOG: Final = 0.010
+_FIRST_POLL: Final = 0.010
+_RUSH_WINDOW: Final = 0.1
+_RUSH_WAKES: Final = 30
+"""Wake-ups within the window that make a rush: past some 300 a second, looking every few milliseconds is cheaper for
+everybody than to be told each time."""
+_RUSH_POLL: Final = 0.003
+
+
+class Dispatcher(Service):
+    """Claims, hands out, and writes down.
+
+    Args:
+        link: the connection that only it uses.
+        pool: the worker threads.
+        resolve: finds the task or handler of a claimed job.
+        claimant: who claims; replaced when the runner has to register anew.
+        config: the runner's settings.
+        listener: None polls only.
+        on_settled: called with each batch of outcomes after its commit, and the ids that the fence refused.
+    """
+
+    name = "dispatcher"
+
+    def __init__(
+        self,
+        link: Link,
+        pool: WorkPool,
+        resolve: Callable[[ClaimedJob], Definition],
+        claimant: Claimant,
+        *,
+        config: RunnerConfig,
+        listener: Listener | None,
+        on_settled: Callable[[Sequence[Outcome], set[int]], None],
+    ) -> None:
+        super().__init__()
+        self.claimant = claimant
+        self.claiming = True
+        self.quarantine = Quarantine()
+        self.wakes = 0
+        # Set in burst mode; called once nothing is due and nothing is in flight.
+        self.on_drained: Callable[[], None] | None = None
+        self._link = link
+        self._pool = pool
+        self._resolve = resolve
+        self._listener = listener
+        self._on_settled = on_settled
+        self._poll_interval = config.poll_interval.total_seconds()
+        self._delete = config.retention is not None and not config.retention
+        self._unwritten: list[Outcome] = []
+        self._reconnecting = Reconnecting()
+        self._poll_after = _FIRST_POLL
+        self._next_poll = 0.0
+        self._rush_until = 0.0
+        self._rush_began = 0.0
+        self._rush_wakes = 0
+        self._wakes_seen = 0
+        self._hungry: frozenset[str] = frozenset()
+        self._backlog = False
+
+    # --- called from other threads ---
+
+    def wake(self, queues: frozenset[str] | None) -> None:
+        """There may be work on these queues; None: anywhere."""
+        self.wakes += 1
+        if queues is None or queues & self._hungry:
+            # Also after the lock of a queue was gained: this is the look once more, and the polls start over.
+            self._poll_after = _FIRST_POLL
+        self._pool.poke()
+
+    def suspects_due(self) -> None:
+        """There are suspects to run."""
+        if not self.quarantine.due:
+            self.quarantine.due = True
+            self._pool.poke()
+
+    def interrupt(self) -> None:
+        """Wake the thread."""
+        self._pool.poke()
+
+    @property
+    def away(self) -> bool:
+        """Whether the database did not answer the last time."""
+        return self._reconnecting.failures > 0
+
+    # --- the thread ---
+
+    def serve(self) -> None:
+        """Go round until stopped, then until everything that was claimed here is written."""
+        while True:
+            outcomes = self._unwritten + self._pool.take_outcomes()
+            self._unwritten = outcomes
+            if not self.claiming:
+                self._pool.give_back_ready()
+                outcomes += self._pool.take_outcomes()
+                if self.stopping.is_set() and not outcomes and self._pool.in_flight == 0:
+                    return
+            now = monotonic()
+            turn = self.quarantine.turn(now, self._pool.in_flight) if self.claiming else Turn.NOTHING
+            wants, total = self._pool.wants() if turn is not Turn.NOTHING else ([], 0)
+            claims = bool(wants) and (turn is Turn.SUSPECT or self._worth_a_claim(now))
+            if outcomes or claims:
+                try:
+                    self._round(outcomes, wants if claims else [], total, turn)
+                except DATABASE_ERRORS as error:
+                    self._wait_for_database(error)
+                    continue
+            self._wait(turn, free=bool(wants) or not self.claiming)
+
+    def _worth_a_claim(self, now: float) -> bool:
+        if self._backlog or now >= self._next_poll or self.wakes != self._wakes_seen:
+            return True
+        return self.on_drained is not None and self._pool.in_flight == 0
+
+    def _round(self, outcomes: list[Outcome], wants: Sequence[Want], total: int, turn: Turn) -> None:
+        jobs: list[ClaimedJob] = []
+        next_due: float | None = None
+        if wants:
+            # Before the claim: a wake-up that comes while it is under way asks for another.
+            self._wakes_seen = self.wakes
+        to_write = any(not o.written and o.verb is not Verb.LOST for o in outcomes)
+        use = self._link.transaction if to_write else self._link.use
+        try:
+            with use() as connection:
+                if self._link.fresh:
+                    self._recover(connection)
+                lost = settle(connection, outcomes, self.claimant.options, delete=self._delete)
+                if turn is Turn.SUSPECT:
+                    jobs = claim_suspect(connection, self.claimant, wants)
+                elif wants:
+                    jobs, next_due = claim(connection, self.claimant, wants, total)
+        except (DataError, IntegrityError, ProgrammingError):
+            if not to_write:
+                raise
+            lost = self._settle_one_by_one(outcomes)
+            jobs, wants = [], []
+        self._unwritten = []
+        self._link.fresh = False
+        self._reconnecting.succeeded()
+        self._hand_out(jobs)
+        if turn is Turn.SUSPECT:
+            self.quarantine.claimed(monotonic(), found=bool(jobs))
+        if outcomes:
+            if any(outcome.job.crashes for outcome in outcomes):
+                self.quarantine.ended()
+            self._on_settled(outcomes, lost)
+        if wants and turn is not Turn.SUSPECT:
+            self._plan(jobs, wants, total, next_due)
+
+    def _hand_out(self, jobs: Iterable[ClaimedJob]) -> None:
+        self._pool.submit([(job, self._resolve(job)) for job in jobs])
+
+    def _recover(self, connection: Connection) -> None:
+        """After a new connection: put back what a claim took whose answer never arrived."""
+        tokens = self._pool.tokens() | {outcome.job.token for outcome in self._unwritten}
+        # Never empty, or "different from all" would be true of nothing held and put back nothing claimed.
+        parameters = {"worker": self.claimant.worker, "tokens": statements.array_literal(tokens or {0})}
+        rows = connection.execute(
+            statements.put_back_strays(), parameters, execution_options=self.claimant.options
+        ).all()
+        if rows:
+            log.warning("%d jobs of a claim whose answer was lost were put back", len(rows))
+
+    def _settle_one_by_one(self, outcomes: Iterable[Outcome]) -> set[int]:
+        """One outcome cannot be written: write the others, and that one as a plain failure."""
+        lost: set[int] = set()
+        for outcome in outcomes:
+            for attempt in (outcome, _plain_failure(outcome)):
+                try:
+                    with self._link.use() as connection:
+                        lost |= settle(connection, [attempt], self.claimant.options, delete=self._delete)
+                    break
+                except (DataError, IntegrityError, ProgrammingError):
+                    log.exception("the outcome of job %d cannot be written: %r", outcome.job.id, attempt)
+        return lost
+
+    def _plan(self, jobs: Sequence[ClaimedJob], wants: Sequence[Want], total: int, next_due: float | None) -> None:
+        """After a claim: who is dry, whether to be hungry, and when to look again."""
+        now = monotonic()
+        full = len(jobs) >= total
+        got = Counter(job.queue for job in jobs)
+        dry = frozenset() if full else frozenset(want.queue for want in wants if got[want.queue] < want.slots)
+        self._backlog = full or len(dry) < len(wants)
+        if self._in_rush(now, found=bool(jobs)):
+            self._be_hungry(frozenset())
+            self._next_poll = now + _RUSH_POLL
+            return
+        self._be_hungry(dry)
+        if jobs:
+            self._poll_after = _FIRST_POLL
+        wait = self._poll_after
+        self._poll_after = min(self._poll_after * 2, self._poll_interval)
+        if next_due is not None:
+            # A job falls due by the server's clock: a touch late finds it, a touch early would only look in vain.
+            wait = min(wait, max(next_due, 0.0) + 0.0005)
+        self._next_poll = now + wait
+        if not jobs and not self._backlog and self.on_drained is not None and self._pool.in_flight == 0:
+            self._look_for_suspects_or_end()
+
+    def _look_for_suspects_or_end(self) -> None:
+        if self._pool.in_flight == 0 and not self._unwritten and self.on_drained is not None:
+            with self._link.use() as connection:
+                wants, _ = self._pool.wants()
+                suspects = claim_suspect(connection, self.claimant, wants)
+            if suspects:
+                self.quarantine.claimed(monotonic(), found=True)
+                self._hand_out(suspects)
+            else:
+                self.on_drained()
+
+    def _be_hungry(self, dry: frozenset[str]) -> None:
+        if dry - self._hungry:
+            self._poll_after = _FIRST_POLL
+        self._hungry = dry
+        if self._listener is not None:
+            self._listener.set_hungry(dry)
+
+    def _in_rush(self, now: float, *, found: bool) -> bool:
+        if now - self._rush_began > _RUSH_WINDOW:
+            if self.wakes - self._rush_wakes > _RUSH_WAKES * (now - self._rush_began) / _RUSH_WINDOW:
+                self._rush_until = now + _RUSH_WINDOW
+            self._rush_began, self._rush_wakes = now, self.wakes
+        if now < self._rush_until and found:
+            self._rush_until = now + _RUSH_WINDOW
+        return now < self._rush_until
+
+    def _wait(self, turn: Turn, *, free: bool) -> None:
+        now = monotonic()
+        until = now + self._poll_interval
+        low = -1
+        linger = LINGER
+        # Without free slots nothing but the end of a run can change anything.
+        if self.claiming and free:
+            if turn is Turn.OTHERS:
+                until = min(until, self._next_poll)
+            if (change := self.quarantine.changes_at()) is not None:
+                until = min(until, change)
+        if self.claiming and self._backlog:
+            low = self._pool.half_ready()
+            linger = _LINGER_WITH_BACKLOG
+        self._pool.wait(until, low=low, linger=now + linger)
+
+    def _wait_for_database(self, error: BaseException) -> None:
+        delay = self._reconnecting.next_delay()
+        if self._reconnecting.failures == 1 or self._reconnecting.failures % 20 == 0:
+            log.warning("the database is away (%s); trying again in %.1f s", _first_line(error), delay)
+        self._link.close()
+        self._backlog = False
+        self._next_poll = 0.0
+        if self.stopping.is_set():
+            self._pool.wait(monotonic() + delay, low=-1, linger=monotonic() + delay)
+        else:
+            self.stopping.wait(delay)
+
+
+def _plain_failure(outcome: Outcome) -> Outcome:
+    message = "the outcome of this attempt could not be written; see the worker's log"
+    return Outcome(outcome.job, Verb.FAIL, delay=60.0, kind="error", message=message)
+
+
+def _first_line(error: BaseException) -> Any:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,86 @@
+"""One thread with one event loop, for ``async def`` tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+from sqla_neoq.executor import execute_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqla_neoq.outcomes import Outcome
+    from sqla_neoq.pool import Run
+
+
+class EventLoop:
+    """Started with the first run, so that a runner without ``async def`` tasks has no such thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_run(self, run: Run, on_end: Callable[[Run, Outcome], None]) -> None:
+        """Start a run on the loop; ``on_end`` is called there with its outcome."""
+        loop = self._started()
+
+        async def body() -> None:
+            on_end(run, await execute_async(run.job, run.definition, run.context))
+
+        def begin() -> None:
+            task = loop.create_task(body())
+            # The loop keeps weak references only.
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            run.stop_async = lambda: _call(loop, task.cancel)
+            if run.context.stop_reason is not None:
+                task.cancel()
+
+        _call(loop, begin)
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread. Safe to call twice."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            _call(loop, lambda: loop.create_task(self._wind_up(loop)))
+            # A task that blocks the loop cannot be ended; its thread is a daemon.
+            thread.join(timeout=5.0)
+
+    async def _wind_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2.0)
+        await loop.shutdown_asyncgens()
+        loop.stop()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="neoq-event-loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

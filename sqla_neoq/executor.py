@@ -1,0 +1,41 @@
+"""Runs one job: enters its context, calls its function, and turns what happens into an outcome. Knows no database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqla_neoq.context import enter, leave
+from sqla_neoq.outcomes import Outcome, Verb, judge
+
+if TYPE_CHECKING:
+    from sqla_neoq.context import ClaimedJob, JobContext
+    from sqla_neoq.tasks import Definition
+    from sqla_neoq.transaction import RunTransaction
+
+
+def execute(job: ClaimedJob, definition: Definition, context: JobContext, transaction: RunTransaction) -> Outcome:
+    """Run a plain ``def`` task in this thread."""
+    mark = enter(context)
+    try:
+        definition.run(context)
+        if not transaction.used:
+            return Outcome(job, Verb.COMPLETE)
+        transaction.complete(job)
+        return Outcome(job, Verb.COMPLETE, written=True)
+    except BaseException as error:  # noqa: BLE001 - SystemExit in a task is that task's failure, not the worker's end
+        transaction.rollback()
+        return judge(error, job, definition, context.stop_reason)
+    finally:
+        leave(mark)
+
+
+async def execute_async(job: ClaimedJob, definition: Definition, context: JobContext) -> Outcome:
+    """Run an ``async def`` task on the running event loop."""
+    mark = enter(context)
+    try:
+        await definition.run(context)
+        return Outcome(job, Verb.COMPLETE)
+    except BaseException as error:  # noqa: BLE001 - a CancelledError too: the runner cancels, and the outcome says why
+        return judge(error, job, definition, context.stop_reason)
+    finally:
+        leave(mark)

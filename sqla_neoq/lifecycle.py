@@ -1,0 +1,66 @@
+"""The shape that everything with a thread of its own shares: start, stop, and staying alive in between."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+log = logging.getLogger("sqla_neoq.runner")
+
+_PAUSE: Final = 1.0
+
+
+class Service:
+    """One thread that serves until it is stopped.
+
+    ``stop`` may be called before ``start``, twice, and from any thread. An error that ``serve`` lets through is a bug:
+    it is logged, and the service starts again, because a runner without its heartbeat is worse than a noisy one.
+    """
+
+    name = "service"
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._thread is None and not self.stopping.is_set():
+            self._thread = threading.Thread(target=self._main, name=f"neoq-{self.name}", daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout: float | None = 10.0) -> bool:
+        """Ask the thread to end, and wait for it. Returns whether it has ended."""
+        self.stopping.set()
+        self.interrupt()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread to end, at most that many seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def interrupt(self) -> None:
+        """Wake ``serve`` from whatever it waits on, once ``stopping`` is set."""
+
+    def serve(self) -> None:
+        """Work until ``stopping`` is set."""
+        raise NotImplementedError
+
+    def _main(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                self.serve()
+            except Exception:
+                log.exception("the %s stopped on an error and starts again", self.name)
+                self.stopping.wait(_PAUSE)

@@ -1,0 +1,287 @@
+"""What a runner does beside its jobs: keep its lease, rescue what the dead leave behind, and clean up.
+
+Every runner does all of it; there is no leader. Whatever two of them start at once, the database lets only one finish.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sqla_neoq import statements
+from sqla_neoq._version import __version__
+from sqla_neoq.dialects import DATABASE_ERRORS
+from sqla_neoq.lifecycle import Service
+from sqla_neoq.link import Reconnecting
+from sqla_neoq.payloads import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from sqlalchemy import Connection
+
+    from sqla_neoq.claim import Want
+    from sqla_neoq.config import RunnerConfig
+    from sqla_neoq.link import Link
+
+log = logging.getLogger("sqla_neoq.maintenance")
+
+SILENT_AFTER: Final = 4.0
+"""Seconds of silence after which a worker is dead if the lock that lives with its process is free."""
+DEAD_AFTER: Final = 30.0
+"""Seconds of silence after which a worker is dead whatever its locks: frozen, cut off, or poll-only."""
+_RESCUE_BATCH: Final = 200
+_PRUNE_BATCH: Final = 1000
+_PRUNE_EVERY: Final = 60.0
+_PRUNE_PAUSE: Final = 0.05
+_SHORTEST_HISTORY: Final = 7 * 86_400.0
+
+
+class LeaseEvents(NamedTuple):
+    """Whom the lease tells what it saw."""
+
+    registered: Callable[[int], None]
+    lost: Callable[[], None]
+    suspects: Callable[[], None]
+    overdue: Callable[[], None]
+    cancels: Callable[[Sequence[int]], None]
+
+
+class Lease(Service):
+    """The runner's row in ``neoq_workers``: entered, renewed, and looked around from.
+
+    Args:
+        link: a connection that only it uses, so that nothing delays the heartbeat.
+        config: the runner's settings.
+        limits: the queues and how many of their jobs may run at once.
+        asking: what the runner can run: the queues wanted, and the tasks known as JSON.
+        oid: the jobs table's oid, part of the liveness lock's name.
+        listening: whether the runner holds a liveness lock.
+        options: the execution options to find the tables by.
+        events: whom to tell.
+    """
+
+    name = "heartbeat"
+
+    def __init__(
+        self,
+        link: Link,
+        config: RunnerConfig,
+        limits: Mapping[str, int],
+        *,
+        asking: tuple[Sequence[Want], str],
+        oid: int,
+        listening: bool,
+        options: dict[str, Any],
+        events: LeaseEvents,
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._interval = config.heartbeat_interval.total_seconds()
+        self._crash_limit = config.crash_limit
+        self._name = config.name or f"{socket.gethostname()}:{os.getpid()}"
+        self._limits = dict(limits)
+        self._wanted = encode([want._asdict() for want in asking[0]])
+        self._tasks = asking[1]
+        self._oid = oid
+        self._listening = listening
+        self._options = options
+        self._events = events
+        self._worker: int | None = None
+        self._reconnecting = Reconnecting()
+        self.last_beat = monotonic()
+
+    def register(self) -> int:
+        """Enter the runner; returns its id."""
+        with self._link.use() as connection:
+            worker = self._execute(
+                connection,
+                statements.register_worker(),
+                name=self._name,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                queues=encode(self._limits),
+                version=__version__,
+                listening=self._listening,
+            ).scalar_one()
+        self._worker = int(worker)
+        self.last_beat = monotonic()
+        self._events.registered(self._worker)
+        return self._worker
+
+    def unregister(self) -> None:
+        """Remove the runner's row; whatever still runs under its name is rescued by others, at once."""
+        if self._worker is not None:
+            try:
+                with self._link.use() as connection:
+                    self._execute(connection, statements.unregister_worker(), worker=self._worker)
+            except DATABASE_ERRORS as error:
+                log.warning("the runner could not sign off (%s); others will notice its silence", error)
+            self._worker = None
+        self._link.close()
+
+    def serve(self) -> None:
+        """Beat until stopped."""
+        while not self.stopping.is_set():
+            try:
+                delay = self._interval if self._beat() else 0.0
+                self._reconnecting.succeeded()
+            except DATABASE_ERRORS as error:
+                delay = self._reconnecting.next_delay()
+                log.warning("the heartbeat failed (%s); trying again in %.1f s", error, delay)
+            self.stopping.wait(delay)
+
+    def _beat(self) -> bool:
+        """Renew the lease and do what needs doing; False when there is more to do at once."""
+        with self._link.use() as connection:
+            seen = self._execute(
+                connection,
+                statements.beat(),
+                worker=self._worker,
+                wanted=self._wanted,
+                tasks=self._tasks,
+                stale=SILENT_AFTER,
+            ).one()
+            if seen.alive:
+                self.last_beat = monotonic()
+            rescued = self._rescue(connection) if seen.stale or seen.orphans else 0
+        if not seen.alive:
+            # Another runner found this one silent for too long and took its jobs: it was frozen, or cut off.
+            log.error("this runner was declared dead; it gives up what it ran and registers anew")
+            self._events.lost()
+            self.register()
+        if seen.suspects or rescued:
+            self._events.suspects()
+        if seen.overdue:
+            self._events.overdue()
+        if seen.cancels:
+            self._events.cancels(seen.cancels)
+        return rescued < _RESCUE_BATCH
+
+    def _rescue(self, connection: Connection) -> int:
+        """Declare the silent dead, then take back what nobody runs; returns how many jobs that were."""
+        gone = self._execute(
+            connection,
+            statements.remove_dead_workers(),
+            worker=self._worker,
+            stale=SILENT_AFTER,
+            dead=DEAD_AFTER,
+            jobs=self._oid,
+        ).all()
+        for (worker,) in gone:
+            log.warning("worker %d is dead", worker, extra={"neoq": {"event": "worker_dead", "worker_id": worker}})
+        orphans = [row.id for row in self._execute(connection, statements.orphans())][:_RESCUE_BATCH]
+        if not orphans:
+            return 0
+        try:
+            rescued = self._rescue_jobs(connection, orphans)
+        except DATABASE_ERRORS:
+            if connection.invalidated or connection.closed:
+                raise
+            log.exception("jobs could not be rescued together; trying each on its own")
+            rescued = self._rescue_each(connection, orphans)
+        return rescued
+
+    def _rescue_each(self, connection: Connection, orphans: Sequence[int]) -> int:
+        rescued = 0
+        for job in orphans:
+            try:
+                rescued += self._rescue_jobs(connection, [job])
+            except DATABASE_ERRORS:
+                if connection.invalidated or connection.closed:
+                    raise
+                log.exception("job %d could not be rescued", job)
+        return rescued
+
+    def _rescue_jobs(self, connection: Connection, ids: Sequence[int]) -> int:
+        rows = self._execute(
+            connection, statements.rescue(), ids=statements.array_literal(ids), limit=self._crash_limit
+        ).all()
+        for job, reason in rows:
+            log.warning(
+                "job rescued from a dead worker" if reason is None else "job dead: its workers died under it",
+                extra={"neoq": {"event": "rescued" if reason is None else "dead", "job_id": job, "reason": reason}},
+            )
+        return len(rows)
+
+    def _execute(self, connection: Connection, statement: Any, **parameters: Any) -> Any:
+        return connection.execute(statement, parameters, execution_options=self._options)
+
+
+class Housekeeper(Service):
+    """Removes what is over, in small batches that lock nothing a claim wants."""
+
+    name = "housekeeper"
+
+    def __init__(self, link: Link, config: RunnerConfig, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._link = link
+        self._retention = None if config.retention is None else config.retention.total_seconds()
+        self._options = options
+        self._called = threading.Event()
+        self._overdue = False
+        self._reconnecting = Reconnecting()
+
+    def overdue(self) -> None:
+        """Jobs are past their deadline; from any thread."""
+        self._overdue = True
+        self._called.set()
+
+    def interrupt(self) -> None:
+        """Wake the thread."""
+        self._called.set()
+
+    def serve(self) -> None:
+        """Clean up when called and every minute, until stopped."""
+        prune_at = monotonic()
+        while not self.stopping.is_set():
+            self._called.clear()
+            try:
+                if self._overdue:
+                    self._overdue = False
+                    self._bury_overdue()
+                if self._retention is not None and monotonic() >= prune_at:
+                    self._prune(self._retention)
+                    prune_at = monotonic() + _PRUNE_EVERY
+                self._reconnecting.succeeded()
+                delay = max(0.0, prune_at - monotonic()) if self._retention is not None else _PRUNE_EVERY
+            except DATABASE_ERRORS as error:
+                delay = self._reconnecting.next_delay()
+                self._overdue = True
+                log.warning("housekeeping failed (%s); trying again in %.1f s", error, delay)
+            self._called.wait(delay)
+        self._link.close()
+
+    def _bury_overdue(self) -> None:
+        with self._link.use() as connection:
+            while not self.stopping.is_set():
+                rows = connection.execute(
+                    statements.bury_overdue(), {"limit": _PRUNE_BATCH}, execution_options=self._options
+                ).all()
+                for (job,) in rows:
+                    log.warning(
+                        "job dead: its deadline passed",
+                        extra={"neoq": {"event": "dead", "job_id": job, "reason": "deadline"}},
+                    )
+                if len(rows) < _PRUNE_BATCH:
+                    return
+
+    def _prune(self, age: float) -> None:
+        # What failed is worth knowing for a week even where success is forgotten at once.
+        for statement, seconds in (
+            (statements.prune_jobs(), age),
+            (statements.prune_failures(), max(age, _SHORTEST_HISTORY)),
+        ):
+            while not self.stopping.is_set():
+                with self._link.use() as connection:
+                    pruned = connection.execute(
+                        statement, {"age": seconds, "limit": _PRUNE_BATCH}, execution_options=self._options
+                    ).rowcount
+                if pruned < _PRUNE_BATCH:
+                    break
+                # A breath between batches: whoever runs jobs goes first.
+                self.stopping.wait(_PRUNE_PAUSE)

@@ -1,0 +1,349 @@
+"""Worker threads and the jobs they hold: the one place where threads meet.
+
+Everything shared is guarded by one lock, taken once a job: to hand in the last outcome and take the next job. What
+waits on it are idle threads (``_work``) and the dispatcher (``_attention``). Three numbers are kept at all times: the
+jobs *ready* (claimed, not started), the runs *running*, and the outcomes not yet collected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from sqla_neoq import prefetch
+from sqla_neoq.claim import Want
+from sqla_neoq.context import ClaimedJob, JobContext, StopReason
+from sqla_neoq.errors import JobTimeout
+from sqla_neoq.executor import execute
+from sqla_neoq.outcomes import Outcome, Verb, failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from sqla_neoq.eventloop import EventLoop
+    from sqla_neoq.tasks import Definition
+    from sqla_neoq.transaction import RunTransaction
+
+log = logging.getLogger("sqla_neoq.jobs")
+
+_FAR: Final = float("inf")
+
+
+class Run:
+    """One execution of one claimed job."""
+
+    __slots__ = ("context", "definition", "expires", "job", "lane", "over", "started", "stop_async", "transaction")
+
+    def __init__(self, job: ClaimedJob, definition: Definition, lane: Lane, transaction: RunTransaction) -> None:
+        self.job = job
+        self.definition = definition
+        self.lane = lane
+        self.transaction = transaction
+        self.context = JobContext(job, transaction)
+        self.started = monotonic()
+        self.expires = _FAR if definition.timeout is None else self.started + definition.timeout
+        self.over = False
+        self.stop_async: Callable[[], None] | None = None
+
+    def ask_to_stop(self, reason: StopReason) -> None:
+        """Ask the task to stop, and stop what it waits for, where that can be done from outside."""
+        self.context.ask_to_stop(reason)
+        if self.stop_async is not None:
+            self.stop_async()
+        self.transaction.cancel()
+
+
+class Lane:
+    """The jobs of one queue in this runner."""
+
+    __slots__ = ("backlog", "handler", "limit", "mean", "queue", "ready", "running", "waiting_turn")
+
+    def __init__(self, queue: str, limit: int, *, handler: bool) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.handler = handler
+        self.ready: deque[tuple[ClaimedJob, Definition]] = deque()
+        self.running = 0
+        self.mean: float | None = None
+        self.backlog = True
+        self.waiting_turn = False
+
+
+class WorkPool:
+    """A fixed number of slots over named lanes.
+
+    Args:
+        limits: how many jobs of each queue may run at once.
+        handlers: the queues that have a handler here.
+        concurrency: how many jobs may run at once in all.
+        make_transaction: makes the transaction of one run.
+        loop: runs ``async def`` tasks.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        *,
+        handlers: Iterable[str],
+        concurrency: int,
+        make_transaction: Callable[[Definition], RunTransaction],
+        loop: EventLoop,
+    ) -> None:
+        handled = frozenset(handlers)
+        self._lanes = {name: Lane(name, limit, handler=name in handled) for name, limit in limits.items()}
+        self._concurrency = concurrency
+        self._make_transaction = make_transaction
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._attention = threading.Condition(self._lock)
+        self._turns: deque[Lane] = deque()
+        self._ready = 0
+        self._idle = 0
+        self._threads = 0
+        self._runs: set[Run] = set()
+        self._stuck = 0
+        self._outcomes: list[Outcome] = []
+        self._low = -1
+        self._waiting = False
+        self._poked = False
+        self._closing = False
+
+    # --- the dispatcher's side ---
+
+    def start(self) -> None:
+        """Start the threads."""
+        for _ in range(self._concurrency):
+            self._start_thread()
+
+    def close(self) -> None:
+        """Let idle threads end; those that run a job end after it."""
+        with self._lock:
+            self._closing = True
+            self._work.notify_all()
+
+    def wants(self) -> tuple[list[Want], int]:
+        """Return how many jobs of each queue could be started soon, and how many in all."""
+        with self._lock:
+            return self._wants()
+
+    def _wants(self) -> tuple[list[Want], int]:
+        wants = []
+        most_ahead = 0
+        room = self._concurrency - len(self._runs) - self._ready
+        for lane in self._lanes.values():
+            slots = min(lane.limit, self._concurrency)
+            ahead = prefetch.ahead(slots, lane.mean)
+            most_ahead = max(most_ahead, ahead)
+            want = slots + ahead - lane.running - len(lane.ready)
+            if want > 0:
+                wants.append(Want(lane.queue, want, lane.handler))
+        total = room + most_ahead
+        return (wants, total) if total > 0 else ([], 0)
+
+    def submit(self, jobs: Iterable[tuple[ClaimedJob, Definition]]) -> None:
+        """Hand claimed jobs to the threads, best first."""
+        with self._lock:
+            count = 0
+            for job, definition in jobs:
+                lane = self._lanes[job.queue]
+                lane.ready.append((job, definition))
+                count += 1
+                if not lane.waiting_turn and lane.running < lane.limit:
+                    lane.waiting_turn = True
+                    self._turns.append(lane)
+            self._ready += count
+            self._work.notify(min(count, self._idle))
+
+    def wait(self, until: float, *, low: int, linger: float) -> None:
+        """Wait for something to do: until poked, until few jobs are ready, or until a time.
+
+        Args:
+            until: a ``monotonic()`` time.
+            low: return when no more than this many jobs are ready and one has ended; -1: do not return for that.
+            linger: outcomes are worth returning for, from this ``monotonic()`` time on.
+        """
+        with self._lock:
+            self._low = low
+            self._waiting = True
+            try:
+                while not self._poked:
+                    if self._outcomes and self._ready <= low:
+                        break
+                    now = monotonic()
+                    end = min(until, linger) if self._outcomes else until
+                    if now >= end:
+                        break
+                    self._attention.wait(end - now)
+            finally:
+                self._waiting = False
+                self._poked = False
+
+    def half_ready(self) -> int:
+        """Return half the number of jobs that are ready now."""
+        return self._ready // 2
+
+    def poke(self) -> None:
+        """Make ``wait`` return; from any thread."""
+        with self._lock:
+            self._poked = True
+            if self._waiting:
+                self._attention.notify()
+
+    def take_outcomes(self) -> list[Outcome]:
+        """Return the outcomes since the last call."""
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, []
+            return outcomes
+
+    def give_back_ready(self) -> None:
+        """Turn every job that has not started into an outcome that puts it back untouched."""
+        with self._lock:
+            for lane in self._lanes.values():
+                self._outcomes.extend(Outcome(job, Verb.PUT_BACK) for job, _ in lane.ready)
+                lane.ready.clear()
+                lane.waiting_turn = False
+            self._turns.clear()
+            self._ready = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many claimed jobs have not ended."""
+        with self._lock:
+            return len(self._runs) + self._ready
+
+    @property
+    def running(self) -> int:
+        """How many jobs run now."""
+        return len(self._runs)
+
+    @property
+    def stuck(self) -> int:
+        """How many runs were given up and still hold their threads."""
+        return self._stuck
+
+    def tokens(self) -> set[int]:
+        """Return the claim tokens of all jobs held here."""
+        with self._lock:
+            held = {run.job.token for run in self._runs}
+            held.update(job.token for lane in self._lanes.values() for job, _ in lane.ready)
+            held.update(outcome.job.token for outcome in self._outcomes)
+            return held
+
+    # --- stopping runs from outside ---
+
+    def expire(self, now: float) -> float:
+        """Give up the runs that are past their timeout; return when the next one will be."""
+        with self._lock:
+            late = [run for run in self._runs if run.expires <= now]
+            soonest = min((run.expires for run in self._runs if run.expires > now), default=_FAR)
+            for run in late:
+                run.context.ask_to_stop(StopReason.TIMEOUT)
+                error = JobTimeout(f"job {run.job.id} ran past its timeout of {run.definition.timeout:g} s")
+                self._abandon(run, failure(error, run.job, run.definition, kind="timeout"), now)
+        for run in late:
+            run.ask_to_stop(StopReason.TIMEOUT)
+        return soonest
+
+    def give_up_running(self, reason: StopReason) -> None:
+        """Ask every run to stop and put its job back, whether or not its thread obeys."""
+        with self._lock:
+            runs = list(self._runs)
+            for run in runs:
+                run.context.ask_to_stop(reason)
+                self._abandon(run, Outcome(run.job, Verb.PUT_BACK), monotonic())
+        for run in runs:
+            run.ask_to_stop(reason)
+
+    def ask_to_stop(self, ids: Iterable[int] | None, reason: StopReason) -> None:
+        """Ask some runs, or with None all, to stop; each ends as it will."""
+        wanted = None if ids is None else frozenset(ids)
+        with self._lock:
+            runs = [run for run in self._runs if wanted is None or run.job.id in wanted]
+        for run in runs:
+            run.ask_to_stop(reason)
+
+    def _abandon(self, run: Run, outcome: Outcome, now: float) -> None:
+        """Under the lock: end a run on the books, and replace the thread that may never come back."""
+        run.over = True
+        self._end(run, outcome, now)
+        if not run.definition.is_async:
+            self._stuck += 1
+            if not self._closing:
+                self._start_thread()
+
+    # --- the threads' side ---
+
+    def _start_thread(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._loop_of_a_thread, name=f"neoq-job-{self._threads}", daemon=True).start()
+
+    def _loop_of_a_thread(self) -> None:
+        run: Run | None = None
+        outcome: Outcome | None = None
+        while True:
+            with self._lock:
+                if run is not None and outcome is not None and not self._hand_in(run, outcome):
+                    self._stuck -= 1
+                    return
+                run = self._take()
+                while run is None:
+                    if self._closing:
+                        return
+                    self._idle += 1
+                    self._work.wait()
+                    self._idle -= 1
+                    run = self._take()
+            if run.definition.is_async:
+                self._loop.start_run(run, self._end_async)
+                run = None
+            else:
+                outcome = execute(run.job, run.definition, run.context, run.transaction)
+
+    def _hand_in(self, run: Run, outcome: Outcome) -> bool:
+        """Under the lock: end a run that ended by itself; False when it had been given up before."""
+        if run.over:
+            return False
+        run.over = True
+        self._end(run, outcome, monotonic())
+        return True
+
+    def _end_async(self, run: Run, outcome: Outcome) -> None:
+        with self._lock:
+            self._hand_in(run, outcome)
+            if self._turns:
+                self._work.notify()
+
+    def _end(self, run: Run, outcome: Outcome, now: float) -> None:
+        outcome.duration = now - run.started
+        lane = run.lane
+        lane.mean = prefetch.mean_of(lane.mean, outcome.duration)
+        lane.running -= 1
+        if lane.ready and not lane.waiting_turn:
+            lane.waiting_turn = True
+            # No thread is woken for it: the one that ends this run takes the next.
+            self._turns.append(lane)
+        self._runs.discard(run)
+        self._outcomes.append(outcome)
+        if self._waiting and (self._ready <= self._low or len(self._outcomes) == 1):
+            self._attention.notify()
+
+    def _take(self) -> Run | None:
+        """Under the lock: start the next ready job whose queue is below its limit, the queues taking turns."""
+        if not self._turns or len(self._runs) >= self._concurrency:
+            return None
+        lane = self._turns[0]
+        job, definition = lane.ready.popleft()
+        self._ready -= 1
+        lane.running += 1
+        if not lane.ready or lane.running >= lane.limit:
+            self._turns.popleft()
+            lane.waiting_turn = False
+        elif len(self._turns) > 1:
+            self._turns.rotate(-1)
+        run = Run(job, definition, lane, self._make_transaction(definition))
+        self._runs.add(run)
+        return run

@@ -1,0 +1,28 @@
+"""How many jobs to claim beyond the free slots: pure policy.
+
+By time and not by count: only what the mean duration says will be started within a moment. So tiny jobs come in large
+batches, one round trip for hundreds, while slow jobs are never hoarded by a runner that cannot start them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HORIZON: Final = 0.020
+"""Seconds of work to hold ready: about what two rounds with the database take on a busy machine."""
+LIMIT: Final = 1000
+"""The most jobs to hold ready; beyond it a claim's cost grows as fast as the batch."""
+_WEIGHT: Final = 0.05
+
+
+def ahead(slots: int, mean: float | None) -> int:
+    """Return how many jobs ``slots`` slots will start within the horizon, given the mean seconds a job takes."""
+    if mean is None:
+        return 0
+    # A tenth of a microsecond, so that a clock that did not tick divides nothing by zero.
+    return min(LIMIT, int(slots * HORIZON / max(mean, 1e-7)))
+
+
+def mean_of(mean: float | None, duration: float) -> float:
+    """Return the running mean after one more duration: an exponential average over about twenty jobs."""
+    return duration if mean is None else mean + _WEIGHT * (duration - mean)

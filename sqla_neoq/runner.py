@@ -1,0 +1,604 @@
+"""The runner: composes connections, threads and services into one worker, and knows how it starts and stops."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import URL, Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from sqla_neoq import migrations, statements
+from sqla_neoq.claim import Claimant, Want
+from sqla_neoq.config import RunnerConfig
+from sqla_neoq.context import StopReason
+from sqla_neoq.dialects import dialect_of, engine_of
+from sqla_neoq.dispatcher import Dispatcher
+from sqla_neoq.errors import ConfigurationError, DatabaseUnavailable, DuplicateTask
+from sqla_neoq.eventloop import EventLoop
+from sqla_neoq.lifecycle import Service
+from sqla_neoq.link import Link
+from sqla_neoq.listener import Listener
+from sqla_neoq.maintenance import DEAD_AFTER, Housekeeper, Lease, LeaseEvents
+from sqla_neoq.newjob import checked_queue
+from sqla_neoq.outcomes import Verb
+from sqla_neoq.payloads import encode
+from sqla_neoq.pool import WorkPool
+from sqla_neoq.signals import Signals
+from sqla_neoq.targets import discover
+from sqla_neoq.tasks import Handler, Task, checked_concurrency
+from sqla_neoq.transaction import RunTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+    from typing import Self
+
+    from sqla_neoq.context import ClaimedJob
+    from sqla_neoq.outcomes import Outcome
+    from sqla_neoq.tasks import Definition
+
+log = logging.getLogger("sqla_neoq.runner")
+job_log = logging.getLogger("sqla_neoq.jobs")
+
+_CONNECTIONS_BESIDE_JOBS: Final = 1
+_FORCED_GRACE: Final = 5.0
+
+
+class Ended(Enum):
+    """How a run ended."""
+
+    CLEAN = "clean"
+    FORCED = "forced"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many attempts ended in which way since the runner started."""
+
+    processed: int = 0
+    failed: int = 0
+    dead: int = 0
+    snoozed: int = 0
+    released: int = 0
+    cancelled: int = 0
+    lost: int = 0
+
+    @property
+    def total(self) -> int:
+        """All attempts that ended; jobs given back are none."""
+        return self.processed + self.failed + self.dead + self.snoozed + self.cancelled + self.lost
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a runner is.
+
+    Attributes:
+        live: its threads run. If not, restart the process.
+        ready: it also reaches the database and keeps its lease.
+        detail: the facts behind both, for people.
+    """
+
+    live: bool
+    ready: bool
+    detail: dict[str, object]
+
+
+class Runner:
+    """One worker: claims jobs and runs them in threads.
+
+    Usable as a context manager, or with :meth:`start` and :meth:`stop`, inside another program; :meth:`run` is what a
+    worker process calls. A runner is started once.
+
+    Args:
+        database: a URL, for an engine of its own; or the application's Engine, on psycopg.
+        tasks: modules, tasks and handlers: what it can run.
+        queues: the queues to work on, each with the number of its jobs that may run at once (None: as many as there
+            are slots). By default the queues of the tasks and handlers.
+        config: the settings.
+        sessionmaker: makes the sessions that jobs get; by default ``Session(engine)``.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ConfigurationError: a database or setting that cannot work.
+        DuplicateTask: two functions under one name, or two handlers for one queue.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | Engine,
+        tasks: ModuleType | Task[..., Any] | Handler | Iterable[ModuleType | Task[..., Any] | Handler],
+        *,
+        queues: Mapping[str, int | None] | None = None,
+        config: RunnerConfig | None = None,
+        sessionmaker: Callable[[], Session] | None = None,
+    ) -> None:
+        self.config = RunnerConfig() if config is None else config
+        self._own_engine = not isinstance(database, Engine)
+        if isinstance(database, Engine):
+            self._engine = database
+        elif isinstance(database, str | URL):
+            self._engine = engine_of(database, size=self.config.concurrency)
+        else:
+            raise TypeError(f"database={database!r}: expected a URL or an Engine, got {type(database).__name__}")
+        self._dialect = dialect_of(self._engine)
+        if self.config.schema is not None:
+            self._engine = self._engine.execution_options(neoq_schema=self.config.schema)
+        self._schema: str | None = self._engine.get_execution_options().get("neoq_schema")
+        self._options = {} if self._schema is None else {"schema_translate_map": {None: self._schema}}
+        self._make_session = sessionmaker or (lambda: Session(self._engine))
+        found_tasks, found_handlers = _sorted_out(tasks)
+        self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(found_tasks)
+        self.handlers: Mapping[str, Handler] = MappingProxyType(found_handlers)
+        self.queues: Mapping[str, int] = MappingProxyType(self._limits(queues))
+        self._delete = self.config.retention is not None and not self.config.retention
+        self._counts = Counts()
+        self._ended: Ended | None = None
+        self._stop_requested = threading.Event()
+        self._forced = threading.Event()
+        self._quiet = False
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._services: _Services | None = None
+
+    def __repr__(self) -> str:
+        return f"<Runner of {len(self.tasks)} tasks and {len(self.handlers)} handlers on {sorted(self.queues)}>"
+
+    # --- what it is ---
+
+    @property
+    def counts(self) -> Counts:
+        """How many attempts ended, and how."""
+        return self._counts
+
+    @property
+    def running(self) -> int:
+        """How many jobs run now."""
+        return 0 if self._services is None else self._services.pool.running
+
+    def health(self) -> Health:
+        """Say how the runner is; cheap, and without asking the database."""
+        services = self._services
+        if services is None:
+            return Health(live=not self._stopped, ready=False, detail={"state": "stopped" if self._stopped else "new"})
+        since_beat = time.monotonic() - services.lease.last_beat
+        state = "stopping" if self._stop_requested.is_set() else "quiet" if self._quiet else "running"
+        live = services.dispatcher.alive and services.lease.alive
+        ready = live and state == "running" and not services.dispatcher.away and since_beat < DEAD_AFTER
+        detail: dict[str, object] = {
+            "state": state,
+            "database": "away" if services.dispatcher.away else "ok",
+            "listening": services.listener is not None and services.listener.connected,
+            "seconds_since_heartbeat": round(since_beat, 3),
+            "running": services.pool.running,
+            "stuck": services.pool.stuck,
+            "queues": dict(self.queues),
+        }
+        return Health(live=live, ready=ready, detail=detail)
+
+    # --- start and stop ---
+
+    def check(self) -> None:
+        """Connect, and check that the tables are such as this release can use.
+
+        Raises:
+            DatabaseUnavailable: no connection.
+            SchemaError: the tables are missing, too old or too new; its ``remedy`` holds the lines to paste.
+        """
+        try:
+            with self._engine.connect() as connection:
+                migrations.verify(connection, schema=self._schema)
+        except (SQLAlchemyError, OSError) as error:
+            where = self._engine.url.render_as_string(hide_password=True)
+            raise DatabaseUnavailable(f"cannot connect to {where}: {error}") from error
+        self._check_pool()
+
+    def start(self) -> None:
+        """Check the database, register, and begin to work. Returns once the runner is registered.
+
+        Raises:
+            RuntimeError: it was started before.
+            DatabaseUnavailable: no connection.
+            SchemaError: the tables are not usable.
+        """
+        with self._lock:
+            if self._services is not None or self._stopped:
+                raise RuntimeError("a Runner is started once; make another one")
+            self.check()
+            try:
+                self._services = self._compose()
+            except (SQLAlchemyError, OSError) as error:
+                raise DatabaseUnavailable(f"the runner cannot register: {error}") from error
+        log.info(
+            "runner started",
+            extra={"neoq": {"event": "started", "queues": dict(self.queues), "concurrency": self.config.concurrency}},
+        )
+
+    def quiet(self) -> None:
+        """Claim nothing more; finish what runs, give back what has not started, and wait for ``stop``."""
+        self._quiet = True
+        services = self._services
+        if services is not None:
+            services.dispatcher.claiming = False
+            services.pool.poke()
+
+    def request_stop(self, ended: Ended = Ended.CLEAN) -> None:
+        """Ask a blocking :meth:`run` to end; from any thread or signal handler."""
+        if self._ended is None:
+            self._ended = ended
+        self._stop_requested.set()
+
+    def force_stop(self) -> None:
+        """Cut a stop short: cancel what runs and give it back; from any thread or signal handler."""
+        self._forced.set()
+        self._stop_requested.set()
+
+    def stop(self, timeout: timedelta | None = None) -> bool:
+        """Stop claiming, let running jobs finish, then cancel and give back the rest.
+
+        Safe before ``start`` and to call twice.
+
+        Args:
+            timeout: how long running jobs may take; None means the config's ``shutdown_timeout``.
+
+        Returns:
+            Whether every job finished in time.
+        """
+        limit = (self.config.shutdown_timeout if timeout is None else timeout).total_seconds()
+        self._stop_requested.set()
+        with self._lock:
+            services = self._services
+            already = self._stopped
+            self._stopped = True
+        if services is None or already:
+            if self._own_engine:
+                self._engine.dispose()
+            return True
+        clean = services.stop(limit, self._forced)
+        if self._own_engine:
+            self._engine.dispose()
+        log.info("runner stopped", extra={"neoq": {"event": "stopped", "clean": clean}})
+        return clean
+
+    def on_signal(self, number: int) -> None:
+        """Do what a worker does on that signal; must not block, for it interrupts the main thread anywhere."""
+        if number == getattr(signal, "SIGTSTP", None):
+            self.quiet()
+        elif number == getattr(signal, "SIGHUP", None):
+            self.request_stop(Ended.RESTART)
+        elif number == getattr(signal, "SIGQUIT", None) or self._stop_requested.is_set():
+            self.force_stop()
+        else:
+            self.request_stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, *, burst: bool = False) -> Ended:
+        """Start, work until told to stop, and stop.
+
+        In the main thread it takes over the signals of a worker while it runs: SIGTERM and SIGINT stop it, a second
+        one, or SIGQUIT, at once; SIGTSTP makes it quiet; SIGHUP ends it for a restart.
+
+        Args:
+            burst: end once nothing is due and nothing runs.
+
+        Raises:
+            DatabaseUnavailable, SchemaError: as :meth:`start`.
+        """
+        with Signals(self):
+            self.start()
+            try:
+                if burst:
+                    self._on_drained(self.request_stop)
+                self._stop_requested.wait()
+            finally:
+                clean = self.stop()
+        if self._forced.is_set() or not clean:
+            return Ended.FORCED
+        return self._ended or Ended.CLEAN
+
+    def drain(self) -> Counts:
+        """Run all that is due until nothing is, then stop. Returns how the attempts ended.
+
+        Starts the runner if need be. Jobs whose ``run_after`` lies ahead are left alone.
+
+        Raises:
+            DatabaseUnavailable, SchemaError: as :meth:`start`.
+        """
+        drained = threading.Event()
+        if self._services is None:
+            self.start()
+        try:
+            self._on_drained(drained.set)
+            while not drained.wait(1.0) and not self._stop_requested.is_set():
+                pass
+        finally:
+            self.stop()
+        return self._counts
+
+    # --- inside ---
+
+    def _on_drained(self, callback: Callable[[], None]) -> None:
+        assert self._services is not None
+        self._services.dispatcher.on_drained = callback
+        self._services.pool.poke()
+
+    def _limits(self, queues: Mapping[str, int | None] | None) -> dict[str, int]:
+        if queues is None:
+            named: dict[str, int | None] = {task.queue: None for task in self.tasks.values()}
+            named.update({queue: handler.concurrency for queue, handler in self.handlers.items()})
+        else:
+            if not isinstance(queues, Mapping):
+                raise TypeError(
+                    f"queues={queues!r}: expected a mapping of names to concurrency, such as {{'emails': 10}}"
+                )
+            named = dict(queues)
+            for name, limit in named.items():
+                checked_queue(name, "queues")
+                checked_concurrency(limit, f"queues[{name!r}]")
+                if limit is None and name in self.handlers:
+                    named[name] = self.handlers[name].concurrency
+        if not named:
+            raise ConfigurationError("queues={}: a runner needs at least one queue")
+        return {name: self.config.concurrency if limit is None else limit for name, limit in named.items()}
+
+    def _check_pool(self) -> None:
+        """Warn when the application's own pool is smaller than what the jobs can ask of it."""
+        if self._own_engine:
+            return
+        pool: Any = self._engine.pool
+        size, overflow = getattr(pool, "size", None), getattr(pool, "_max_overflow", None)
+        if not callable(size) or not isinstance(overflow, int) or overflow < 0:
+            return
+        needed = self.config.concurrency + _CONNECTIONS_BESIDE_JOBS
+        if size() + overflow < needed:
+            log.warning(
+                "the engine's pool gives at most %d connections, and %d jobs that use job.session at once need %d: "
+                "raise pool_size or lower the concurrency",
+                size() + overflow,
+                self.config.concurrency,
+                needed,
+            )
+
+    def _compose(self) -> _Services:
+        """Build the services bottom up, and start them."""
+        config = self.config
+        name = config.name or "runner"
+        links = {part: Link(self._engine, self._dialect, name) for part in ("dispatch", "lease", "housekeeping")}
+        with links["lease"].use() as connection:
+            oid = connection.scalar(statements.jobs_oid(), {"table": self._dialect.table_name(self._schema)})
+        listener = None
+        if config.listen:
+            listener = Listener(
+                lambda: self._dialect.listening_connection(self._engine, config.listen_url, name),
+                int(oid),
+                lambda queues: dispatcher.wake(queues),  # noqa: PLW0108 - the dispatcher is made below
+            )
+        loop = EventLoop()
+        pool = WorkPool(
+            self.queues,
+            handlers=self.handlers,
+            concurrency=config.concurrency,
+            make_transaction=self._transaction,
+            loop=loop,
+        )
+        wants = [Want(queue, 1, queue in self.handlers) for queue in self.queues]
+        tasks = encode(sorted(self.tasks))
+        dispatcher = Dispatcher(
+            links["dispatch"],
+            pool,
+            self._resolve,
+            Claimant(0, tasks, self._options),
+            config=config,
+            listener=listener,
+            on_settled=self._settled,
+        )
+        housekeeper = Housekeeper(links["housekeeping"], config, self._options)
+
+        def registered(worker: int) -> None:
+            dispatcher.claimant = Claimant(worker, tasks, self._options)
+            if listener is not None:
+                listener.set_worker(worker)
+
+        lease = Lease(
+            links["lease"],
+            config,
+            self.queues,
+            asking=(wants, tasks),
+            oid=int(oid),
+            listening=listener is not None,
+            options=self._options,
+            events=LeaseEvents(
+                registered=registered,
+                lost=lambda: pool.ask_to_stop(None, StopReason.LOST),
+                suspects=dispatcher.suspects_due,
+                overdue=housekeeper.overdue,
+                cancels=lambda ids: pool.ask_to_stop(ids, StopReason.CANCELLED),
+            ),
+        )
+        lease.register()
+        timekeeper = Timekeeper(self, pool, [*links.values()], listener)
+        services = _Services(pool, loop, dispatcher, lease, housekeeper, timekeeper, listener)
+        if self._quiet:
+            dispatcher.claiming = False
+        services.start()
+        return services
+
+    def _transaction(self, definition: Definition) -> RunTransaction:
+        return RunTransaction(None if definition.is_async else self._make_session, self._options, delete=self._delete)
+
+    def _resolve(self, job: ClaimedJob) -> Definition:
+        return self.handlers[job.queue] if job.task is None else self.tasks[job.task]
+
+    def _settled(self, outcomes: Sequence[Outcome], lost: set[int]) -> None:
+        """Count and log what was written; in the dispatcher's thread, after the commit."""
+        ended = dict.fromkeys(("processed", "failed", "dead", "snoozed", "released", "cancelled", "lost"), 0)
+        logs = job_log.isEnabledFor(logging.INFO)
+        for outcome in outcomes:
+            what = "lost" if outcome.job.id in lost else _NAMES[outcome.verb]
+            if what == "put back":
+                what = "released" if outcome.delay is None else "snoozed"
+            ended[what] += 1
+            if logs or what in _LOUD:
+                _log_outcome(outcome, what)
+        counts = self._counts
+        self._counts = Counts(**{name: getattr(counts, name) + number for name, number in ended.items()})
+        if self.config.max_jobs is not None and self._counts.total >= self.config.max_jobs:
+            self.request_stop(Ended.RESTART)
+
+
+_NAMES: Final = {
+    Verb.COMPLETE: "processed",
+    Verb.FAIL: "failed",
+    Verb.BURY: "dead",
+    Verb.PUT_BACK: "put back",
+    Verb.CANCEL: "cancelled",
+    Verb.LOST: "lost",
+}
+_LOUD: Final = frozenset({"failed", "dead", "lost"})
+
+
+def _log_outcome(outcome: Outcome, what: str) -> None:
+    job = outcome.job
+    fields: dict[str, object] = {
+        "event": what,
+        "job_id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "attempt": job.retries + 1,
+    }
+    for name in ("duration", "reason", "kind", "delay"):
+        if (value := getattr(outcome, name)) is not None:
+            fields[name] = value
+    if outcome.message is not None:
+        fields["error"] = outcome.message
+    job_log.log(logging.WARNING if what in _LOUD else logging.INFO, "job %s", what, extra={"neoq": fields})
+
+
+class Timekeeper(Service):
+    """Ends what takes too long: runs past their timeout, and calls to a database that does not answer."""
+
+    name = "timekeeper"
+
+    def __init__(self, runner: Runner, pool: WorkPool, links: Sequence[Link], listener: Listener | None) -> None:
+        super().__init__()
+        self._runner = runner
+        self._pool = pool
+        self._cuttable: list[Link | Listener] = [*links, *([] if listener is None else [listener])]
+        self._stuck_limit = runner.config.stuck_limit or runner.config.concurrency
+        timeouts = [d.timeout for d in [*runner.tasks.values(), *runner.handlers.values()] if d.timeout is not None]
+        # A run that starts after a look expires no sooner than the shortest timeout later: no look comes too late.
+        self._longest_sleep = min([1.0, *timeouts])
+
+    def serve(self) -> None:
+        """Look, and sleep until something can be late, until stopped."""
+        while not self.stopping.is_set():
+            now = time.monotonic()
+            soonest = self._pool.expire(now)
+            for cuttable in self._cuttable:
+                if cuttable.cut_if_late(now):
+                    log.error("a connection was cut: the database did not answer in time")
+            if self._pool.stuck >= self._stuck_limit and not self._runner._stop_requested.is_set():  # noqa: SLF001
+                log.error("%d timed-out jobs still hold their threads; the runner ends for a restart", self._pool.stuck)
+                self._runner.request_stop(Ended.RESTART)
+            self.stopping.wait(max(0.001, min(self._longest_sleep, soonest - now)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Services:
+    pool: WorkPool
+    loop: EventLoop
+    dispatcher: Dispatcher
+    lease: Lease
+    housekeeper: Housekeeper
+    timekeeper: Timekeeper
+    listener: Listener | None
+
+    def start(self) -> None:
+        self.pool.start()
+        if self.listener is not None:
+            self.listener.start()
+        self.lease.start()
+        self.timekeeper.start()
+        self.housekeeper.start()
+        self.dispatcher.start()
+
+    def stop(self, timeout: float, forced: threading.Event) -> bool:
+        """Drain, then force; returns whether everything ended by itself. The heartbeat goes on until the end."""
+        until = time.monotonic() + timeout
+        self.dispatcher.claiming = False
+        self.dispatcher.stopping.set()
+        self.pool.poke()
+        self.housekeeper.stopping.set()
+        self.housekeeper.interrupt()
+        clean = self._await_dispatcher(until, forced)
+        if not clean:
+            log.warning("%d jobs did not finish in time and are given back", self.pool.in_flight)
+            self.pool.give_up_running(StopReason.SHUTDOWN)
+            self.pool.poke()
+            self._await_dispatcher(time.monotonic() + _FORCED_GRACE, None)
+        self.pool.close()
+        self.loop.close()
+        self.housekeeper.stop(2.0)
+        self.timekeeper.stop(2.0)
+        if self.listener is not None:
+            self.listener.stop(2.0)
+        self.lease.stop(5.0)
+        self.lease.unregister()
+        return clean
+
+    def _await_dispatcher(self, until: float, forced: threading.Event | None) -> bool:
+        while self.dispatcher.alive:
+            if time.monotonic() >= until or (forced is not None and forced.is_set()):
+                return False
+            self.dispatcher.join(min(0.1, max(0.0, until - time.monotonic())))
+        return True
+
+
+def _sorted_out(tasks: Any) -> tuple[dict[str, Task[..., Any]], dict[str, Handler]]:
+    """Tell tasks from handlers, modules taken apart, and refuse two under one name."""
+    given = [tasks] if isinstance(tasks, ModuleType | Task | Handler) else tasks
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"tasks={tasks!r}: expected modules, tasks or handlers, got {type(tasks).__name__}")
+    found_tasks: dict[str, Task[..., Any]] = {}
+    found_handlers: dict[str, Handler] = {}
+    for item in given:
+        for one in discover(item) if isinstance(item, ModuleType) else [item]:
+            if isinstance(one, Task):
+                # The same function again, as using() and imports from elsewhere give it, is no conflict.
+                first = found_tasks.setdefault(one.name, one)
+                if first.function is not one.function:
+                    raise DuplicateTask(
+                        f"two tasks are called {one.name!r}: {_where(first)} and {_where(one)}; "
+                        "give one of them another name="
+                    )
+            elif isinstance(one, Handler):
+                other = found_handlers.setdefault(one.queue, one)
+                if other.function is not one.function:
+                    raise DuplicateTask(
+                        f"queue {one.queue!r} has two handlers: {_where(other)} and {_where(one)}; a queue has one"
+                    )
+            else:
+                raise TypeError(f"tasks: expected modules, tasks or handlers, got {one!r}")
+    if not found_tasks and not found_handlers:
+        raise ConfigurationError("tasks: nothing to run; decorate a function with @task or @handler")
+    return found_tasks, found_handlers
+
+
+def _where(one: Task[..., Any] | Handler) -> str:
+    return f"{one.function.__module__}:{one.function.__qualname__}"

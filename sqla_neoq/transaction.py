@@ -1,0 +1,117 @@
+"""A run's own transaction: the session whose commit *is* the job's completion."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from sqla_neoq.claim import completion
+from sqla_neoq.errors import ClaimLost
+from sqla_neoq.insertion import connection_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.orm import Session
+
+    from sqla_neoq.context import ClaimedJob
+
+log = logging.getLogger("sqla_neoq.jobs")
+
+
+class RunTransaction:
+    """Opened on first use by the thread that runs the job; may be cancelled from another.
+
+    The fence makes the work in it happen exactly once: the completion, ``WHERE status = 'running' AND claim_token =
+    :token``, is the last statement before the commit. If it hits no row, this run is not the owner any more, and
+    everything is rolled back.
+    """
+
+    __slots__ = ("_cancelled", "_delete", "_driver_connection", "_lock", "_make_session", "_options", "_session")
+
+    def __init__(
+        self, make_session: Callable[[], Session] | None, options: dict[str, Any], *, delete: bool = False
+    ) -> None:
+        self._make_session = make_session
+        self._options = options
+        self._delete = delete
+        self._session: Session | None = None
+        self._driver_connection: Any = None
+        self._lock: threading.Lock | None = None
+        self._cancelled = False
+
+    @property
+    def used(self) -> bool:
+        """Whether the task asked for the session."""
+        return self._session is not None
+
+    @property
+    def session(self) -> Session:
+        """The session, opened now if need be.
+
+        Raises:
+            RuntimeError: in an ``async def`` task.
+        """
+        if self._session is None:
+            if self._make_session is None:
+                raise RuntimeError(
+                    "job.session would block the event loop of an async def task; "
+                    "make the task a plain def, or use a session of your own"
+                )
+            session = self._make_session()
+            # Connected at once, so that a timeout knows which connection's statement to cancel.
+            self._driver_connection = connection_of(session).connection.driver_connection
+            self._lock = threading.Lock()
+            self._session = session
+        return self._session
+
+    def complete(self, job: ClaimedJob) -> None:
+        """Write the completion, fenced, and commit it together with the task's own work.
+
+        Raises:
+            ClaimLost: another owns the job; everything was rolled back.
+        """
+        session = self.session
+        session.flush()
+        statement, parameters = completion(job, delete=self._delete)
+        lost = connection_of(session).execute(statement, parameters, execution_options=self._options).first()
+        if lost is not None:
+            raise ClaimLost(f"job {job.id} was taken from this run; its work was rolled back")
+        session.commit()
+        self._close()
+
+    def rollback(self) -> None:
+        """Undo whatever the task wrote. Never raises: the task's own error is the one to tell."""
+        if self._session is not None:
+            try:
+                self._close()
+            except Exception:
+                log.warning("a job's session could not be rolled back", exc_info=True)
+
+    def cancel(self) -> None:
+        """Cancel the statement that the session's connection is running, from any thread."""
+        lock = self._lock
+        if lock is None:
+            return
+        with lock:
+            if self._driver_connection is None:
+                return
+            self._cancelled = True
+            try:
+                self._driver_connection.cancel_safe(timeout=5.0)
+            except Exception:
+                log.warning("the statement of a timed-out job could not be cancelled", exc_info=True)
+
+    def _close(self) -> None:
+        session, lock = self._session, self._lock
+        assert session is not None
+        assert lock is not None
+        with lock:
+            # From here on cancel() finds nothing to cancel: the connection may be another job's.
+            self._driver_connection = None
+            cancelled = self._cancelled
+        if cancelled:
+            # A cancellation may still be under way and would hit the connection's next user.
+            session.invalidate()
+        session.close()
