@@ -24,7 +24,8 @@ from sqla_neoq.insertion import Enqueued
 from sqla_neoq.models import DeadJob, Failure, Job, Meta, Worker
 from sqla_neoq.newjob import NewJob
 from sqla_neoq.retries import Discard, Retry, Snooze, constant, exponential, sidekiq
-from sqla_neoq.runner import Counts, Ended, Health, Runner
+from sqla_neoq.runner import Ended, Health, Runner
+from sqla_neoq.tally import Counts
 from sqla_neoq.tasks import Handler, Task, handler, task
 
 __all__ = [

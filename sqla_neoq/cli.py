@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema
 
@@ -241,8 +241,9 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
     runnables = _load(context)
     queues: dict[str, int | None] = flags["queues"]
     limits = [limit for limit in queues.values() if limit is not None]
+    every_queue_has_one = len(limits) == len(queues) > 0
     config = RunnerConfig(
-        concurrency=flags["concurrency"] or (sum(limits) if len(limits) == len(queues) > 0 else 10),
+        concurrency=flags["concurrency"] or (sum(limits) if every_queue_has_one else RunnerConfig().concurrency),
         poll_interval=flags["poll_interval"],
         shutdown_timeout=flags["shutdown_timeout"],
         retention=flags["retention"],
@@ -259,11 +260,13 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         return Ended.CLEAN
     with _database(context) as database:
         runner = Runner(database, runnables, queues=queues or None, config=config)
-        runner.check()
         if flags["check"]:
-            click.echo(f"database: {database.url if isinstance(database, Engine) else database!r}")
-            click.echo(looking.describe(runner))
+            runner.check()
+            url = database.url if isinstance(database, Engine) else make_url(database)
+            click.echo(f"{url.render_as_string(hide_password=True)}: tables ok\n\n{looking.describe(runner)}")
             return Ended.CLEAN
+        for queue in runner.queues.keys() - runner.handlers.keys() if not runner.tasks else ():
+            log.warning("queue %r has no handler here, and there are no tasks: nothing on it will run", queue)
         return _serve(runner, flags, line)
 
 
@@ -281,28 +284,32 @@ def _serve(runner: Runner, flags: dict[str, Any], line: Line | None) -> Ended:
                 around.enter_context(Progress(runner))
         began = time.monotonic()
         ended = runner.run(burst=flags["burst"])
+        # The end has begun: nothing interrupts it any more, and TERM is not lost if it is a new beginning.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     if flags["burst"]:
         log.info("burst ended: %s", describe(runner.counts, time.monotonic() - began))
     return ended
 
 
 def _take_signals() -> None:
-    """Until the runner has handlers of its own: TERM ends the start, and HUP is no reason for another one."""
+    """Until the runner has handlers of its own: TERM ends the start, and HUP is no reason for another one.
+
+    Then lets in what came while the process was starting anew.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
 
 
-_HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGQUIT}
+_HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""Signals that wait for the new process when this one starts anew: they would kill it, or as PID 1 be lost."""
 
 
 def _start_anew(directory: Path) -> NoReturn:
     """Replace this process by a new one with the same command line, under the same process id."""
     log.info("starting anew")
     logging.shutdown()
-    # A signal that comes before the new process can handle it waits for it; it would kill it, or as PID 1 be lost.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     os.chdir(directory)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
 
@@ -386,13 +393,8 @@ def _database(context: click.Context) -> Iterator[str | Engine]:
     flags = context.params
     match _chosen_database(context):
         case "url":
-            try:
-                url = options.database_url(flags["url"])
-            except ValueError as error:
-                raise click.UsageError(
-                    f"the database URL (--url or NEOQ_DATABASE_URL or DATABASE_URL): {error}"
-                ) from None
-            yield url
+            engine_of(flags["url"])  # connects to nothing, and refuses what the runner could not use
+            yield flags["url"]
         case "engine":
             _put_on_path(flags["app_dir"])
             with _importing(flags["engine"]):
@@ -402,7 +404,7 @@ def _database(context: click.Context) -> Iterator[str | Engine]:
             with EmbeddedServer(flags["embedded_dir"]) as server:
                 _install_tables(server.url, flags["schema"])
                 log.warning("the embedded PostgreSQL is not for production; its URL is %s", server.url)
-                yield options.database_url(server.url)
+                yield server.url
         case _:
             raise click.UsageError(
                 "no database is named. Give its URL, with --url or in NEOQ_DATABASE_URL or DATABASE_URL, "
@@ -413,24 +415,24 @@ def _database(context: click.Context) -> Iterator[str | Engine]:
 
 def _install_tables(url: str, schema: str | None) -> None:
     """Make an empty embedded database usable at once; the application's Alembic chain accepts what it finds there."""
-    engine = create_engine(url)
+    engine = engine_of(url, pool=False)
     with engine.begin() as connection:
         if migrations.installed_version(connection, schema=schema) == 0:
             if schema:
                 connection.execute(CreateSchema(schema, if_not_exists=True))
             migrations.upgrade(connection, schema=schema)
             log.info("tables installed")
-    engine.dispose()
 
 
 @contextlib.contextmanager
-def _connected(database: URL | Engine, schema: str | None) -> Iterator[Connection]:
+def _connected(database: str | Engine, schema: str | None) -> Iterator[Connection]:
     """Yield a connection that finds the tables, after checking that they are there."""
-    engine = database if isinstance(database, Engine) else create_engine(database)
+    engine = database if isinstance(database, Engine) else engine_of(database, pool=False)
+    schema = schema or engine.get_execution_options().get("neoq_schema")
     try:
         connection = engine.connect()
     except OperationalError as error:
-        raise DatabaseUnavailable(f"no connection to {engine.url!r}: {error.orig}") from error
+        raise DatabaseUnavailable(f"cannot connect to {engine.url!r}: {error.orig}") from error
     with connection:
         migrations.verify(connection, schema=schema)
         yield connection.execution_options(schema_translate_map={None: schema}) if schema else connection

@@ -99,6 +99,8 @@ class Dispatcher(Service):
         self._poll_interval = config.poll_interval.total_seconds()
         self._delete = config.retention is not None and not config.retention
         self._unwritten: list[Outcome] = []
+        # Outcomes whose COMMIT was not answered: if the fence refuses them later, that write was the reason.
+        self._doubtful: set[int] = set()
         self._reconnecting = Reconnecting()
         self._poll_after = _FIRST_POLL
         self._next_poll = 0.0
@@ -183,9 +185,15 @@ class Dispatcher(Service):
         except (DataError, IntegrityError, ProgrammingError):
             if not to_write:
                 raise
+            # The server refused something, so nothing of this round was committed.
             lost = self._settle_one_by_one(outcomes)
             jobs, wants = [], []
+        except DATABASE_ERRORS:
+            self._doubtful.update(outcome.job.id for outcome in outcomes)
+            raise
+        lost -= self._doubtful
         self._unwritten = []
+        self._doubtful.clear()
         self._link.fresh = False
         self._reconnecting.succeeded()
         self._hand_out(jobs)

@@ -33,8 +33,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -70,19 +71,19 @@ _SYSTEM_DIRECTORIES = (
 )
 _CACHE = Path("/var/cache/sqla_neoq")  # root's alone, so nobody can plant programs in it
 
-# $1: the directory to remove at the end; the rest: the server's command line.
+# $1: the directory to remove at the end; $2: "keep" spares it when the command did its work; the rest: the command.
 # A service manager's SIGTERM, or a closed terminal's SIGHUP, can reach every process: a guard that died of it would
-# leave nobody to stop the server. A background command has no standard input in a shell, hence the detour over
-# descriptor 9.
+# leave nobody to stop the server. A background command has no standard input in a shell, hence descriptor 9. A watcher
+# that is still there to be killed (137) has seen no end of the input.
 _GUARD = """
 trap '' HUP INT QUIT TERM
-remove=$1; shift
+remove=$1 keep=$2; shift 2
 exec 9<&0 </dev/null
 "$@" 9<&- & server=$!
 { read -r line <&9; kill -INT $server; } & watcher=$!
 wait $server; status=$?
-kill -KILL $watcher 2>/dev/null
-rm -rf -- "$remove"
+kill -KILL $watcher 2>/dev/null; wait $watcher 2>/dev/null
+[ $?$status$keep = 1370keep ] || rm -rf -- "$remove"
 exit $status
 """
 
@@ -303,41 +304,60 @@ class EmbeddedServer:
         binaries, version = _usable_binaries(self._binaries, account)
         if cluster.exists():
             self._check_cluster(cluster, binaries, version)
-        else:
-            self._initialise(cluster, binaries, account)
         socket_dir = self._make_socket_dir(account)
         log_file = home / "server.log"
         with suppress(FileNotFoundError):
             log_file.replace(home / "server.log.1")
-        settings = {
-            "fsync": "on" if self._durable else "off",
-            "synchronous_commit": "on" if self._durable else "off",
-            "full_page_writes": "on" if self._durable else "off",
-            **self._options,
-            "listen_addresses": "",
-            "unix_socket_directories": str(socket_dir),
-            "port": str(_PORT),
-        }
-        command = [str(binaries / "postgres"), "-D", _seen_as(cluster, account)]
-        for name, value in settings.items():
-            command += ["-c", f"{name}={value}"]
-        # Private, since statements and their values end up in it; read here through the same file, since the guard of a
-        # server that fails removes the temporary directory with the log in it.
+        # Private, since statements and their values end up in it; and read here through the same file, since the guard
+        # of a server that fails removes the temporary directory with the log in it.
         with open(os.open(log_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as log:  # noqa: PTH123
-            self._guard = subprocess.Popen(  # noqa: S603 - the server's own command line
-                ["/bin/sh", "-c", _GUARD, "sh", str(socket_dir), *command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=cluster,
-                env=_environment(),
-                pass_fds=(lock,),
-                start_new_session=True,
-                **account,
-            )
-            self._await(socket_dir, log)
+            start = partial(self._start_guarded, binaries=binaries, account=account, lock=lock, log=log)
+            if not cluster.exists():
+                self._initialise(cluster, account, log, start)
+            settings = {
+                "fsync": "on" if self._durable else "off",
+                "synchronous_commit": "on" if self._durable else "off",
+                "full_page_writes": "on" if self._durable else "off",
+                **self._options,
+                "listen_addresses": "",
+                "unix_socket_directories": str(socket_dir),
+                "port": str(_PORT),
+            }
+            arguments = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+            self._guard = start("postgres", arguments, cluster)
+            deadline = time.monotonic() + _START_LIMIT
+            while not _serves(socket_dir):
+                if self._guard.poll() is not None or time.monotonic() > deadline:
+                    raise EmbeddedError(f"The embedded PostgreSQL in {home} did not come up. It said:\n{_tail(log)}")
+                time.sleep(_POLL)
         self._socket_dir, self.owned = socket_dir, True
         _log.info("embedded PostgreSQL %s runs in %s", version, home)
+
+    def _start_guarded(
+        self,
+        program: str,
+        arguments: list[str],
+        directory: Path,
+        *,
+        binaries: Path,
+        account: dict[str, Any],
+        lock: int,
+        log: BinaryIO,
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on a data directory; it holds the lock, and ends with this process however that does."""
+        command = [str(binaries / program), "-D", _seen_as(directory, account), *arguments]
+        keep = "keep" if program == "initdb" else "no"
+        return subprocess.Popen(  # noqa: S603 - PostgreSQL's own programs
+            ["/bin/sh", "-c", _GUARD, "sh", str(self._remove), keep, *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+            env=_environment(),
+            pass_fds=(lock,),
+            start_new_session=True,
+            **account,
+        )
 
     def _check_cluster(self, cluster: Path, binaries: Path, version: str) -> None:
         made_by = (cluster / "PG_VERSION").read_text().strip()
@@ -359,20 +379,26 @@ class EmbeddedServer:
                 )
         (cluster / "postmaster.pid").unlink()
 
-    def _initialise(self, cluster: Path, binaries: Path, account: dict[str, Any]) -> None:
+    def _initialise(
+        self,
+        cluster: Path,
+        account: dict[str, Any],
+        log: BinaryIO,
+        start: Callable[[str, list[str], Path], subprocess.Popen[bytes]],
+    ) -> None:
         """Make the cluster under another name and rename it when complete: a killed initdb leaves nothing half-made."""
         unfinished = cluster.with_name("data.new")
         shutil.rmtree(unfinished, ignore_errors=True)
         _make_private(unfinished, account)
-        command = [str(binaries / "initdb"), "--pgdata", _seen_as(unfinished, account), "--username", _USER]
-        command += ["--auth=trust", "--encoding=UTF8", "--no-locale"]  # the socket's directory is what keeps others out
+        # The socket's directory is what keeps others out, hence trust.
+        arguments = ["--username", _USER, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"]
         if not self._durable:
-            command.append("--no-sync")
-        result = subprocess.run(  # noqa: S603 - initdb's own command line
-            command, cwd=unfinished, env=_environment(), capture_output=True, text=True, check=False, **account
-        )
-        if result.returncode:
-            raise EmbeddedError(f"initdb could not make {cluster}: {result.stderr.strip() or result.stdout.strip()}")
+            arguments.append("--no-sync")
+        self._guard = start("initdb", arguments, unfinished)
+        if self._guard.wait() != 0:
+            raise EmbeddedError(f"initdb could not make {cluster}. It said:\n{_tail(log)}")
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
         unfinished.rename(cluster)
         if self._durable:  # initdb has synced what is inside, not this name
             _sync(cluster.parent)
@@ -393,17 +419,6 @@ class EmbeddedServer:
             _give(directory, account)
         self._remove = directory
         return directory
-
-    def _await(self, socket_dir: Path, log: BinaryIO) -> None:
-        assert self._guard is not None
-        deadline = time.monotonic() + _START_LIMIT
-        while self._guard.poll() is None and time.monotonic() < deadline:
-            if _serves(socket_dir):
-                return
-            time.sleep(_POLL)
-        log.seek(0)
-        said = "\n".join(log.read().decode(errors="replace").splitlines()[-8:])
-        raise EmbeddedError(f"The embedded PostgreSQL in {self.data_dir} did not come up. It said:\n{said}")
 
 
 def _is_complete(directory: Path) -> bool:
@@ -437,10 +452,10 @@ def _make_private(directory: Path, account: dict[str, Any]) -> None:
 
 
 def _scratch_base(account: dict[str, Any]) -> Path:
-    """Return where sockets go: the system's temporary directory, if names stay short and the account may enter it."""
+    """Return where sockets go: the system's temporary directory, if names stay short and the account may use it."""
     system = Path(tempfile.gettempdir())
     longest = len(os.fsencode(system / "neoq-123456789012" / f".s.PGSQL.{_PORT}"))
-    if longest <= _LONGEST_SOCKET and _may(["/bin/sh", "-c", 'test -x "$0"', str(system)], account):
+    if longest <= _LONGEST_SOCKET and _may(["/bin/sh", "-c", 'test -x "$0" && test -w "$0"', str(system)], account):
         return system
     return Path("/tmp")  # noqa: S108 - what is made in it is private
 
@@ -456,9 +471,8 @@ def _seen_as(directory: Path, account: dict[str, Any]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for PostgreSQL's programs: PGPORT, PGDATA and their like would change what they do."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return {**kept, "LC_ALL": "C", "TZ": "UTC"}
+    """Return the environment for PostgreSQL's programs; on macOS a server without a valid locale refuses to start."""
+    return {**os.environ, "LC_ALL": "C"}
 
 
 def _may(command: list[str], account: dict[str, Any]) -> str | None:
@@ -548,6 +562,11 @@ def _try_lock(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _tail(log: BinaryIO) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-8:])
 
 
 def _sync(directory: Path) -> None:

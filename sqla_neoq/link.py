@@ -34,6 +34,8 @@ class Link:
         self._dialect = dialect
         self._name = name
         self._connection: Connection | None = None
+        # Remembered, because asking a broken Connection for it makes it connect again.
+        self._driver_connection: Any = None
         self._busy_until: float | None = None
         self.fresh = False
 
@@ -43,6 +45,7 @@ class Link:
         try:
             if self._connection is None:
                 self._connection = self._dialect.connect(self._engine, self._name)
+                self._driver_connection = self._connection.connection.dbapi_connection
                 self.fresh = True
             self._busy_until = monotonic() + longest
             yield self._connection
@@ -55,15 +58,13 @@ class Link:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Yield the connection within BEGIN and COMMIT."""
-        with self.use() as connection:
-            driver_connection: Any = connection.connection.dbapi_connection
-            assert driver_connection is not None
-            with driver_connection.transaction():
-                yield connection
+        with self.use() as connection, self._driver_connection.transaction():
+            yield connection
 
     def close(self) -> None:
         """Close the connection, if it is open. Safe to call twice."""
         connection, self._connection = self._connection, None
+        self._driver_connection = None
         if connection is not None:
             try:
                 connection.invalidate()
@@ -73,11 +74,11 @@ class Link:
 
     def cut_if_late(self, now: float) -> bool:
         """Cut the connection if its use takes too long; for another thread. Returns whether it was cut."""
-        until, connection = self._busy_until, self._connection
-        if until is None or connection is None or now < until:
+        until, driver_connection = self._busy_until, self._driver_connection
+        if until is None or driver_connection is None or now < until:
             return False
         self._busy_until = None
-        cut(connection.connection.dbapi_connection)
+        cut(driver_connection)
         return True
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sqla_neoq import prefetch
 from sqla_neoq.claim import Want
@@ -56,6 +57,20 @@ class Run:
         self.transaction.cancel()
 
 
+class Ready(NamedTuple):
+    """A claimed job that has not started, and the ``monotonic()`` time of its claim."""
+
+    job: ClaimedJob
+    definition: Definition
+    since: float
+
+    def overdue(self, now: float) -> bool:
+        """Whether its deadline has passed, by the database's clock: that of the claim, and the time since."""
+        return (
+            self.job.deadline is not None and self.job.ran_at + timedelta(seconds=now - self.since) > self.job.deadline
+        )
+
+
 class Lane:
     """The jobs of one queue in this runner."""
 
@@ -65,7 +80,7 @@ class Lane:
         self.queue = queue
         self.limit = limit
         self.handler = handler
-        self.ready: deque[tuple[ClaimedJob, Definition]] = deque()
+        self.ready: deque[Ready] = deque()
         self.running = 0
         self.mean: float | None = None
         self.backlog = True
@@ -148,9 +163,10 @@ class WorkPool:
         """Hand claimed jobs to the threads, best first."""
         with self._lock:
             count = 0
+            now = monotonic()
             for job, definition in jobs:
                 lane = self._lanes[job.queue]
-                lane.ready.append((job, definition))
+                lane.ready.append(Ready(job, definition, now))
                 count += 1
                 if not lane.waiting_turn and lane.running < lane.limit:
                     lane.waiting_turn = True
@@ -203,7 +219,7 @@ class WorkPool:
         """Turn every job that has not started into an outcome that puts it back untouched."""
         with self._lock:
             for lane in self._lanes.values():
-                self._outcomes.extend(Outcome(job, Verb.PUT_BACK) for job, _ in lane.ready)
+                self._outcomes.extend(Outcome(ready.job, Verb.PUT_BACK) for ready in lane.ready)
                 lane.ready.clear()
                 lane.waiting_turn = False
             self._turns.clear()
@@ -229,7 +245,7 @@ class WorkPool:
         """Return the claim tokens of all jobs held here."""
         with self._lock:
             held = {run.job.token for run in self._runs}
-            held.update(job.token for lane in self._lanes.values() for job, _ in lane.ready)
+            held.update(ready.job.token for lane in self._lanes.values() for ready in lane.ready)
             held.update(outcome.job.token for outcome in self._outcomes)
             return held
 
@@ -333,17 +349,21 @@ class WorkPool:
 
     def _take(self) -> Run | None:
         """Under the lock: start the next ready job whose queue is below its limit, the queues taking turns."""
-        if not self._turns or len(self._runs) >= self._concurrency:
-            return None
-        lane = self._turns[0]
-        job, definition = lane.ready.popleft()
-        self._ready -= 1
-        lane.running += 1
-        if not lane.ready or lane.running >= lane.limit:
-            self._turns.popleft()
-            lane.waiting_turn = False
-        elif len(self._turns) > 1:
-            self._turns.rotate(-1)
-        run = Run(job, definition, lane, self._make_transaction(definition))
-        self._runs.add(run)
-        return run
+        while self._turns and len(self._runs) < self._concurrency:
+            lane = self._turns[0]
+            ready = lane.ready.popleft()
+            self._ready -= 1
+            lane.running += 1
+            if not lane.ready or lane.running >= lane.limit:
+                self._turns.popleft()
+                lane.waiting_turn = False
+            elif len(self._turns) > 1:
+                self._turns.rotate(-1)
+            run = Run(ready.job, ready.definition, lane, self._make_transaction(ready.definition))
+            self._runs.add(run)
+            if not ready.overdue(run.started):
+                return run
+            run.over = True
+            message = "the deadline passed before the job could start"
+            self._end(run, Outcome(ready.job, Verb.BURY, reason="deadline", message=message), run.started)
+        return None

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 if TYPE_CHECKING:
-    from sqla_neoq.runner import Counts
+    from sqla_neoq.tally import Counts
 
 INTERVAL = 0.2
 """Seconds between two looks at the counts."""

@@ -22,19 +22,20 @@ from sqla_neoq.config import RunnerConfig
 from sqla_neoq.context import StopReason
 from sqla_neoq.dialects import dialect_of, engine_of
 from sqla_neoq.dispatcher import Dispatcher
-from sqla_neoq.errors import ConfigurationError, DatabaseUnavailable, DuplicateTask
+from sqla_neoq.errors import ConfigurationError, DatabaseUnavailable
 from sqla_neoq.eventloop import EventLoop
-from sqla_neoq.lifecycle import Service
 from sqla_neoq.link import Link
 from sqla_neoq.listener import Listener
 from sqla_neoq.maintenance import DEAD_AFTER, Housekeeper, Lease, LeaseEvents
 from sqla_neoq.newjob import checked_queue
-from sqla_neoq.outcomes import Verb
 from sqla_neoq.payloads import encode
 from sqla_neoq.pool import WorkPool
+from sqla_neoq.services import Services
 from sqla_neoq.signals import Signals
-from sqla_neoq.targets import discover
+from sqla_neoq.tally import Counts, Tally
+from sqla_neoq.targets import sort_out
 from sqla_neoq.tasks import Handler, Task, checked_concurrency
+from sqla_neoq.timekeeper import Timekeeper
 from sqla_neoq.transaction import RunTransaction
 
 if TYPE_CHECKING:
@@ -47,10 +48,8 @@ if TYPE_CHECKING:
     from sqla_neoq.tasks import Definition
 
 log = logging.getLogger("sqla_neoq.runner")
-job_log = logging.getLogger("sqla_neoq.jobs")
 
 _CONNECTIONS_BESIDE_JOBS: Final = 1
-_FORCED_GRACE: Final = 5.0
 
 
 class Ended(Enum):
@@ -59,24 +58,6 @@ class Ended(Enum):
     CLEAN = "clean"
     FORCED = "forced"
     RESTART = "restart"
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many attempts ended in which way since the runner started."""
-
-    processed: int = 0
-    failed: int = 0
-    dead: int = 0
-    snoozed: int = 0
-    released: int = 0
-    cancelled: int = 0
-    lost: int = 0
-
-    @property
-    def total(self) -> int:
-        """All attempts that ended; jobs given back are none."""
-        return self.processed + self.failed + self.dead + self.snoozed + self.cancelled + self.lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +118,19 @@ class Runner:
         self._schema: str | None = self._engine.get_execution_options().get("neoq_schema")
         self._options = {} if self._schema is None else {"schema_translate_map": {None: self._schema}}
         self._make_session = sessionmaker or (lambda: Session(self._engine))
-        found_tasks, found_handlers = _sorted_out(tasks)
+        found_tasks, found_handlers = sort_out(tasks)
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(found_tasks)
         self.handlers: Mapping[str, Handler] = MappingProxyType(found_handlers)
         self.queues: Mapping[str, int] = MappingProxyType(self._limits(queues))
         self._delete = self.config.retention is not None and not self.config.retention
-        self._counts = Counts()
+        self._tally = Tally()
         self._ended: Ended | None = None
         self._stop_requested = threading.Event()
         self._forced = threading.Event()
         self._quiet = False
         self._stopped = False
         self._lock = threading.Lock()
-        self._services: _Services | None = None
+        self._services: Services | None = None
 
     def __repr__(self) -> str:
         return f"<Runner of {len(self.tasks)} tasks and {len(self.handlers)} handlers on {sorted(self.queues)}>"
@@ -159,7 +140,7 @@ class Runner:
     @property
     def counts(self) -> Counts:
         """How many attempts ended, and how."""
-        return self._counts
+        return self._tally.counts
 
     @property
     def running(self) -> int:
@@ -271,7 +252,7 @@ class Runner:
         return clean
 
     def on_signal(self, number: int) -> None:
-        """Do what a worker does on that signal; must not block, for it interrupts the main thread anywhere."""
+        """Do what a worker does on that signal."""
         if number == getattr(signal, "SIGTSTP", None):
             self.quiet()
         elif number == getattr(signal, "SIGHUP", None):
@@ -300,7 +281,7 @@ class Runner:
         Raises:
             DatabaseUnavailable, SchemaError: as :meth:`start`.
         """
-        with Signals(self):
+        with Signals(self.on_signal):
             self.start()
             try:
                 if burst:
@@ -329,7 +310,7 @@ class Runner:
                 pass
         finally:
             self.stop()
-        return self._counts
+        return self._tally.counts
 
     # --- inside ---
 
@@ -375,7 +356,7 @@ class Runner:
                 needed,
             )
 
-    def _compose(self) -> _Services:
+    def _compose(self) -> Services:
         """Build the services bottom up, and start them."""
         config = self.config
         name = config.name or "runner"
@@ -432,8 +413,15 @@ class Runner:
             ),
         )
         lease.register()
-        timekeeper = Timekeeper(self, pool, [*links.values()], listener)
-        services = _Services(pool, loop, dispatcher, lease, housekeeper, timekeeper, listener)
+        definitions = [*self.tasks.values(), *self.handlers.values()]
+        timekeeper = Timekeeper(
+            pool,
+            [definition.timeout for definition in definitions if definition.timeout is not None],
+            [*links.values(), *([] if listener is None else [listener])],
+            stuck_limit=config.stuck_limit or config.concurrency,
+            on_stuck=lambda: self.request_stop(Ended.RESTART),
+        )
+        services = Services(pool, loop, dispatcher, lease, housekeeper, timekeeper, listener)
         if self._quiet:
             dispatcher.claiming = False
         services.start()
@@ -446,159 +434,6 @@ class Runner:
         return self.handlers[job.queue] if job.task is None else self.tasks[job.task]
 
     def _settled(self, outcomes: Sequence[Outcome], lost: set[int]) -> None:
-        """Count and log what was written; in the dispatcher's thread, after the commit."""
-        ended = dict.fromkeys(("processed", "failed", "dead", "snoozed", "released", "cancelled", "lost"), 0)
-        logs = job_log.isEnabledFor(logging.INFO)
-        for outcome in outcomes:
-            what = "lost" if outcome.job.id in lost else _NAMES[outcome.verb]
-            if what == "put back":
-                what = "released" if outcome.delay is None else "snoozed"
-            ended[what] += 1
-            if logs or what in _LOUD:
-                _log_outcome(outcome, what)
-        counts = self._counts
-        self._counts = Counts(**{name: getattr(counts, name) + number for name, number in ended.items()})
-        if self.config.max_jobs is not None and self._counts.total >= self.config.max_jobs:
+        self._tally.settled(outcomes, lost)
+        if self.config.max_jobs is not None and self.counts.total >= self.config.max_jobs:
             self.request_stop(Ended.RESTART)
-
-
-_NAMES: Final = {
-    Verb.COMPLETE: "processed",
-    Verb.FAIL: "failed",
-    Verb.BURY: "dead",
-    Verb.PUT_BACK: "put back",
-    Verb.CANCEL: "cancelled",
-    Verb.LOST: "lost",
-}
-_LOUD: Final = frozenset({"failed", "dead", "lost"})
-
-
-def _log_outcome(outcome: Outcome, what: str) -> None:
-    job = outcome.job
-    fields: dict[str, object] = {
-        "event": what,
-        "job_id": job.id,
-        "task": job.task,
-        "queue": job.queue,
-        "attempt": job.retries + 1,
-    }
-    for name in ("duration", "reason", "kind", "delay"):
-        if (value := getattr(outcome, name)) is not None:
-            fields[name] = value
-    if outcome.message is not None:
-        fields["error"] = outcome.message
-    job_log.log(logging.WARNING if what in _LOUD else logging.INFO, "job %s", what, extra={"neoq": fields})
-
-
-class Timekeeper(Service):
-    """Ends what takes too long: runs past their timeout, and calls to a database that does not answer."""
-
-    name = "timekeeper"
-
-    def __init__(self, runner: Runner, pool: WorkPool, links: Sequence[Link], listener: Listener | None) -> None:
-        super().__init__()
-        self._runner = runner
-        self._pool = pool
-        self._cuttable: list[Link | Listener] = [*links, *([] if listener is None else [listener])]
-        self._stuck_limit = runner.config.stuck_limit or runner.config.concurrency
-        timeouts = [d.timeout for d in [*runner.tasks.values(), *runner.handlers.values()] if d.timeout is not None]
-        # A run that starts after a look expires no sooner than the shortest timeout later: no look comes too late.
-        self._longest_sleep = min([1.0, *timeouts])
-
-    def serve(self) -> None:
-        """Look, and sleep until something can be late, until stopped."""
-        while not self.stopping.is_set():
-            now = time.monotonic()
-            soonest = self._pool.expire(now)
-            for cuttable in self._cuttable:
-                if cuttable.cut_if_late(now):
-                    log.error("a connection was cut: the database did not answer in time")
-            if self._pool.stuck >= self._stuck_limit and not self._runner._stop_requested.is_set():  # noqa: SLF001
-                log.error("%d timed-out jobs still hold their threads; the runner ends for a restart", self._pool.stuck)
-                self._runner.request_stop(Ended.RESTART)
-            self.stopping.wait(max(0.001, min(self._longest_sleep, soonest - now)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Services:
-    pool: WorkPool
-    loop: EventLoop
-    dispatcher: Dispatcher
-    lease: Lease
-    housekeeper: Housekeeper
-    timekeeper: Timekeeper
-    listener: Listener | None
-
-    def start(self) -> None:
-        self.pool.start()
-        if self.listener is not None:
-            self.listener.start()
-        self.lease.start()
-        self.timekeeper.start()
-        self.housekeeper.start()
-        self.dispatcher.start()
-
-    def stop(self, timeout: float, forced: threading.Event) -> bool:
-        """Drain, then force; returns whether everything ended by itself. The heartbeat goes on until the end."""
-        until = time.monotonic() + timeout
-        self.dispatcher.claiming = False
-        self.dispatcher.stopping.set()
-        self.pool.poke()
-        self.housekeeper.stopping.set()
-        self.housekeeper.interrupt()
-        clean = self._await_dispatcher(until, forced)
-        if not clean:
-            log.warning("%d jobs did not finish in time and are given back", self.pool.in_flight)
-            self.pool.give_up_running(StopReason.SHUTDOWN)
-            self.pool.poke()
-            self._await_dispatcher(time.monotonic() + _FORCED_GRACE, None)
-        self.pool.close()
-        self.loop.close()
-        self.housekeeper.stop(2.0)
-        self.timekeeper.stop(2.0)
-        if self.listener is not None:
-            self.listener.stop(2.0)
-        self.lease.stop(5.0)
-        self.lease.unregister()
-        return clean
-
-    def _await_dispatcher(self, until: float, forced: threading.Event | None) -> bool:
-        while self.dispatcher.alive:
-            if time.monotonic() >= until or (forced is not None and forced.is_set()):
-                return False
-            self.dispatcher.join(min(0.1, max(0.0, until - time.monotonic())))
-        return True
-
-
-def _sorted_out(tasks: Any) -> tuple[dict[str, Task[..., Any]], dict[str, Handler]]:
-    """Tell tasks from handlers, modules taken apart, and refuse two under one name."""
-    given = [tasks] if isinstance(tasks, ModuleType | Task | Handler) else tasks
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(f"tasks={tasks!r}: expected modules, tasks or handlers, got {type(tasks).__name__}")
-    found_tasks: dict[str, Task[..., Any]] = {}
-    found_handlers: dict[str, Handler] = {}
-    for item in given:
-        for one in discover(item) if isinstance(item, ModuleType) else [item]:
-            if isinstance(one, Task):
-                # The same function again, as using() and imports from elsewhere give it, is no conflict.
-                first = found_tasks.setdefault(one.name, one)
-                if first.function is not one.function:
-                    raise DuplicateTask(
-                        f"two tasks are called {one.name!r}: {_where(first)} and {_where(one)}; "
-                        "give one of them another name="
-                    )
-            elif isinstance(one, Handler):
-                other = found_handlers.setdefault(one.queue, one)
-                if other.function is not one.function:
-                    raise DuplicateTask(
-                        f"queue {one.queue!r} has two handlers: {_where(other)} and {_where(one)}; a queue has one"
-                    )
-            else:
-                raise TypeError(f"tasks: expected modules, tasks or handlers, got {one!r}")
-    if not found_tasks and not found_handlers:
-        raise ConfigurationError("tasks: nothing to run; decorate a function with @task or @handler")
-    return found_tasks, found_handlers
-
-
-def _where(one: Task[..., Any] | Handler) -> str:
-    return f"{one.function.__module__}:{one.function.__qualname__}"

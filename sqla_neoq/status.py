@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from sqla_neoq.statements.looking import count_dead, count_jobs, count_waiting_by_task, running_workers
@@ -107,16 +108,23 @@ def as_text(report: Report) -> str:
 
 def describe(runner: Runner) -> str:
     """Return the tasks, handlers and queues of a runner as plain tables."""
-    queues = [(queue, limit) for queue, limit in runner.queues.items()]
+    runnables = [
+        *((name, task.queue, task) for name, task in sorted(runner.tasks.items())),
+        *(("(handler)", queue, handler) for queue, handler in sorted(runner.handlers.items())),
+    ]
+    settings = {field.name: getattr(runner.config, field.name) for field in fields(runner.config)}
     return "\n\n".join(
         [
             _table(
-                ("TASK", "QUEUE"),
-                [(name, task.queue) for name, task in sorted(runner.tasks.items())]
-                + [("(handler)", queue) for queue in sorted(runner.handlers)],
+                ("TASK", "QUEUE", "RETRIES", "TIMEOUT"),
+                [
+                    (name, queue, one.retries_of(None), "none" if one.timeout is None else f"{one.timeout:g}s")
+                    for name, queue, one in runnables
+                ],
                 "no tasks",
             ),
-            _table(("QUEUE", "AT ONCE"), queues, "no queues"),
+            _table(("QUEUE", "AT ONCE"), sorted(runner.queues.items()), "no queues"),
+            _table(("SETTING", "VALUE"), [item for item in settings.items() if item[0] != "listen_url"], "no settings"),
         ]
     )
 

@@ -11,15 +11,13 @@ import importlib
 import importlib.util
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import ModuleType
+from typing import Any, TypeAlias
 
 from sqlalchemy import Engine
 
-from sqla_neoq.errors import ConfigurationError, TaskNotFound
+from sqla_neoq.errors import ConfigurationError, DuplicateTask, TaskNotFound
 from sqla_neoq.tasks import Handler, Task
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 Runnable: TypeAlias = Task[..., Any] | Handler
 """What a runner can run: a task, or the handler of a queue."""
@@ -91,6 +89,46 @@ def load_engine(target: str) -> Engine:
             f"{target} is no SQLAlchemy Engine, nor a function that returns one, but a {type(engine).__name__}"
         )
     return engine
+
+
+def sort_out(tasks: Any) -> tuple[dict[str, Task[..., Any]], dict[str, Handler]]:
+    """Tell tasks from handlers: tasks by name, handlers by queue, with modules taken apart.
+
+    Raises:
+        TypeError: something that is no module, task or handler.
+        DuplicateTask: two functions under one task name, or two handlers for one queue.
+        ConfigurationError: nothing to run.
+    """
+    given = [tasks] if isinstance(tasks, ModuleType | Task | Handler) else tasks
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"tasks={tasks!r}: expected modules, tasks or handlers, got {type(tasks).__name__}")
+    found_tasks: dict[str, Task[..., Any]] = {}
+    found_handlers: dict[str, Handler] = {}
+    for item in given:
+        for one in discover(item) if isinstance(item, ModuleType) else [item]:
+            if isinstance(one, Task):
+                # The same function again, as using() and imports from elsewhere give it, is no conflict.
+                first = found_tasks.setdefault(one.name, one)
+                if first.function is not one.function:
+                    raise DuplicateTask(
+                        f"two tasks are called {one.name!r}: {_where(first)} and {_where(one)}; "
+                        "give one of them another name="
+                    )
+            elif isinstance(one, Handler):
+                other = found_handlers.setdefault(one.queue, one)
+                if other.function is not one.function:
+                    raise DuplicateTask(
+                        f"queue {one.queue!r} has two handlers: {_where(other)} and {_where(one)}; a queue has one"
+                    )
+            else:
+                raise TypeError(f"tasks: expected modules, tasks or handlers, got {one!r}")
+    if not found_tasks and not found_handlers:
+        raise ConfigurationError("tasks: nothing to run; decorate a function with @task or @handler")
+    return found_tasks, found_handlers
+
+
+def _where(one: Task[..., Any] | Handler) -> str:
+    return f"{one.function.__module__}:{one.function.__qualname__}"
 
 
 def _import(name: str) -> ModuleType:

@@ -61,7 +61,14 @@ class RunTransaction:
                 )
             session = self._make_session()
             # Connected at once, so that a timeout knows which connection's statement to cancel.
-            self._driver_connection = connection_of(session).connection.driver_connection
+            connection = connection_of(session).connection
+            if getattr(connection.dbapi_connection, "autocommit", False):
+                session.close()
+                raise RuntimeError(
+                    "job.session is on an AUTOCOMMIT engine, where nothing commits together with the job's completion; "
+                    "give the Runner an engine or a sessionmaker with transactions"
+                )
+            self._driver_connection = connection.driver_connection
             self._lock = threading.Lock()
             self._session = session
         return self._session
