@@ -6,13 +6,16 @@ import sys
 import sysconfig
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from sqlalchemy import Engine, create_engine
 
 from catalog import app, demo, report
+from catalog.database import engine_for
 from sqla_neoq.embedded import EmbeddedServer
-from sqla_neoq.options import database_url
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,7 +24,7 @@ url_option = click.option(
     "engine",
     envvar=["NEOQ_DATABASE_URL", "DATABASE_URL"],
     required=True,
-    callback=lambda _context, _parameter, url: create_engine(database_url(url)),
+    callback=lambda _context, _parameter, url: engine_for(url),
     help="The database, as postgresql://user@host/name.",
 )
 root_option = click.option(
@@ -50,7 +53,7 @@ def migrate_command(engine: Engine) -> None:
 @root_option
 def enqueue_command(engine: Engine, root: Path) -> None:
     """Add the files that are not there yet, each with its job."""
-    print(f"{app.enqueue_files(engine, root):,} new files under {root}")
+    click.echo(f"{app.enqueue_files(engine, root):,} new files under {root}")
 
 
 @main.command("report")
@@ -79,9 +82,9 @@ def demo_command(url: str | None, root: Path, directory: Path, runners: int) -> 
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if url is None:
-            print(f"PostgreSQL in {directory}")
+            click.echo(f"PostgreSQL in {directory}")
             url = stack.enter_context(EmbeddedServer(directory)).url
-        engine = create_engine(database_url(url))
+        engine = engine_for(url)
         stack.callback(engine.dispose)
         sys.exit(not demo.demo(engine, root, directory, runners))
 

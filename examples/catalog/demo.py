@@ -46,23 +46,25 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
         runners: how many processes share the work.
     """
     migrate(engine)
-    print(f"{enqueue_files(engine, root):,} new files under {root}, each added with its job in one transaction")
+    click.echo(f"{enqueue_files(engine, root):,} new files under {root}, each added with its job in one transaction")
     jobs, started = _unfinished(engine), time.monotonic()
     if not jobs:
-        print("every job was finished before")
+        click.echo("every job was finished before")
     while _unfinished(engine):
         time.sleep(_seconds_to_next(engine))
         run(engine, logs, runners)
     if jobs:
         seconds = time.monotonic() - started
-        print(f"{jobs:,} jobs in {seconds:.1f} s by {runners} runners, {jobs / seconds:.0f} jobs/s, back-offs included")
-    print("counting once more without the queue")
+        click.echo(
+            f"{jobs:,} jobs in {seconds:.1f} s by {runners} runners, {jobs / seconds:.0f} jobs/s, back-offs included"
+        )
+    click.echo("counting once more without the queue")
     return compare(engine, root).show()
 
 
 def run(engine: Engine, logs: Path, runners: int) -> None:
     """Let ``runners`` processes run all jobs that are due."""
-    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst", "--concurrency", "4"]
+    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst", "--concurrency", "2"]
     # Not as --url: a command line can be read by everybody on the machine.
     env = {**os.environ, "NEOQ_DATABASE_URL": engine.url.render_as_string(hide_password=False)}
     with ExitStack() as stack:
@@ -82,7 +84,7 @@ def run(engine: Engine, logs: Path, runners: int) -> None:
         for process, log_name in processes:
             code = process.wait()
             if code == KILLED:
-                print("a runner was killed; what it was at will be done by another")
+                click.echo("a runner was killed; what it was at will be done by another")
             elif code:
                 raise click.ClickException(f"a runner ended with exit code {code}; its log is {log_name}")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from sqlalchemy import func, literal, select, union_all
 from sqlalchemy.orm import Session
 
@@ -32,12 +33,13 @@ class Report:
 
     def show(self) -> bool:
         """Print the report; return whether everything is equal."""
-        print(*self.lines, sep="\n")
+        for line in self.lines:
+            click.echo(line)
         for difference in self.differences[:SHOWN]:
-            print(f"  {difference}")
+            click.echo(f"  {difference}")
         if len(self.differences) > SHOWN:
-            print(f"  ... and {len(self.differences) - SHOWN:,} more")
-        print("equal" if not self.differences else f"NOT equal: {len(self.differences):,} differences")
+            click.echo(f"  ... and {len(self.differences) - SHOWN:,} more")
+        click.echo("equal" if not self.differences else f"NOT equal: {len(self.differences):,} differences")
         return not self.differences
 
 

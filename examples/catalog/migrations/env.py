@@ -4,10 +4,8 @@ import os
 from typing import Any
 
 from alembic import context
+from catalog.database import engine_for
 from catalog.models import Base
-from sqlalchemy import create_engine
-
-from sqla_neoq.options import database_url
 
 
 def mine(name: str | None, type_: str, _parents: object) -> bool:
@@ -19,11 +17,11 @@ def run() -> None:
     url = os.environ.get("NEOQ_DATABASE_URL") or os.environ.get("DATABASE_URL", "")
     options: dict[str, Any] = {"target_metadata": Base.metadata, "include_name": mine}
     if context.is_offline_mode():
-        context.configure(url=database_url(url), literal_binds=True, **options)
+        context.configure(dialect_name="postgresql", literal_binds=True, **options)
         with context.begin_transaction():
             context.run_migrations()
         return
-    engine = context.config.attributes.get("engine") or create_engine(database_url(url))
+    engine = context.config.attributes.get("engine") or engine_for(url)
     with engine.connect() as connection:
         context.configure(connection=connection, **options)
         with context.begin_transaction():
