@@ -196,13 +196,17 @@ def test_an_installed_postgresql_serves_as_well(monkeypatch):
 
 
 def test_long_names_of_directories_do_not_reach_the_socket(tmp_path, monkeypatch):
-    long = tmp_path / ("x" * 120)
+    base = Path(tempfile.mkdtemp(prefix="t-"))
+    long = base / ("x" * 120)
     long.mkdir()
+    for directory in (base, long):
+        directory.chmod(0o1777)  # as /tmp is
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    for data_dir in (None, long / "work"):
+    for data_dir in (None, tmp_path / long.name):
         with EmbeddedServer(data_dir, durable=False) as server:
             assert len(str(make_url(server.url).query["host"])) < 30
             assert ask(server.url, "SELECT 1") == 1
+    shutil.rmtree(base)
 
 
 # Accounts and permissions -------------------------------------------------------------------------
@@ -338,19 +342,38 @@ def test_a_server_that_crashed_is_started_again_with_every_commit(tmp_path):
 def test_a_dead_server_s_process_number_may_belong_to_somebody_else(tmp_path):
     server = EmbeddedServer(tmp_path, durable=False)
     with server:
-        pid_file = tmp_path / "data" / "postmaster.pid"
-        left_behind = pid_file.read_text().replace(str(postmaster(tmp_path)), str(os.getpid()), 1)
-    pid_file.write_text(left_behind)
-    with server:
-        assert postmaster(tmp_path) != os.getpid()
+        left_behind, pid = (tmp_path / "data" / "postmaster.pid").read_text(), postmaster(tmp_path)
+        url, socket_dir = server.url, Path(make_url(server.url).query["host"])
+    # Of the server's account: PostgreSQL itself takes no other account's process for a server.
+    other = subprocess.Popen(["sleep", "60"], cwd="/", **embedded._account(tmp_path / "data"))
+    try:
+        socket_dir.mkdir(mode=0o700)
+        for file in (tmp_path / "data" / "postmaster.pid", socket_dir / ".s.PGSQL.5432.lock"):
+            file.write_text(left_behind.replace(str(pid), str(other.pid), 1))
+        with server:
+            assert server.url == url
+            assert postmaster(tmp_path) != other.pid
+    finally:
+        other.kill()
+        other.wait()
 
 
-def test_an_interrupted_initdb_leaves_nothing_half_made(tmp_path):
-    (tmp_path / "data.new").mkdir()
-    (tmp_path / "data.new" / "PG_VERSION").write_text("18\n")
-    with EmbeddedServer(tmp_path, durable=False) as server:
+def test_an_interrupted_initdb_leaves_nothing_half_made(run_process, tmp_path):
+    base = Path(tempfile.mkdtemp(prefix="t-"))
+    base.chmod(0o1777)  # as /tmp is
+    (tmp_path / "starter.py").write_text(HOLDER.replace("server.start()", "print('READY', flush=True); server.start()"))
+    begun = [
+        (run_process("", module="starter", env={"TMPDIR": str(base)}), base),
+        (run_process(str(tmp_path / "work"), module="starter"), tmp_path / "work"),
+    ]
+    for process, place in begun:
+        eventually(lambda place=place: list(place.rglob("data.new/PG_VERSION")))
+        process.kill()
+    with EmbeddedServer(tmp_path / "work", durable=False) as server:
+        assert server.owned
         assert ask(server.url, "SELECT 1") == 1
-    assert not (tmp_path / "data.new").exists()
+    eventually(lambda: not list(base.iterdir()))
+    base.rmdir()
 
 
 def test_the_server_ends_although_its_guard_was_killed(running):
@@ -382,10 +405,13 @@ def test_a_stop_that_hangs_becomes_an_immediate_one(running, monkeypatch):
 
 
 def test_signals_to_its_parents_do_not_stop_the_server(running):
+    guard = running._guard
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        os.kill(running._guard.pid, number)
+        os.kill(guard.pid, number)
     assert ask(running.url, "SELECT 1") == 1
-    assert os.getsid(running._guard.pid) != os.getsid(0)
+    assert os.getsid(guard.pid) != os.getsid(0)  # a terminal's Ctrl-C does not reach the server
+    running.stop()
+    assert guard.returncode == 0
 
 
 # Sharing ------------------------------------------------------------------------------------------
@@ -515,7 +541,7 @@ def test_a_directory_that_cannot_hold_one_is_refused(tmp_path):
 
 def test_a_server_that_does_not_come_up_is_quoted_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", tempfile.mkdtemp(prefix="t-"))
-    Path(tempfile.tempdir).chmod(0o777)
+    Path(tempfile.tempdir).chmod(0o1777)
     for data_dir in (None, tmp_path):
         server = EmbeddedServer(data_dir, options={"shared_buffers": "plenty"})
         with pytest.raises(EmbeddedError, match=r'(?s)did not come up\. It said:.*"shared_buffers": "plenty"'):
