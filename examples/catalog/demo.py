@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from catalog.app import enqueue_files, migrate
 from catalog.report import UNFINISHED, compare
+from catalog.tasks import count_file
 from sqla_neoq import Job
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
     jobs, started = _unfinished(engine), time.monotonic()
     if not jobs:
         click.echo("every job was finished before")
+    else:
+        click.echo(f"{runners} runners at work on {jobs:,} jobs; their logs are in {logs}")
     while _unfinished(engine):
         time.sleep(_seconds_to_next(engine))
         run(engine, logs, runners)
@@ -90,12 +93,19 @@ def run(engine: Engine, logs: Path, runners: int) -> None:
 
 
 def _unfinished(engine: Engine) -> int:
+    mine = Job.queue == count_file.queue
     with Session(engine) as session:
-        return session.scalar(select(func.count()).where(Job.status.in_(UNFINISHED))) or 0
+        return session.scalar(select(func.count()).where(mine, Job.status.in_(UNFINISHED))) or 0
 
 
 def _seconds_to_next(engine: Engine) -> float:
-    """Return how long the next job waits for its back-off, on the database's clock."""
+    """Return how long the next job waits for its back-off, on the database's clock.
+
+    If none waits, what is left was with a runner that was killed, and falls to the next one within ten seconds: look
+    every second.
+    """
+    mine = Job.queue == count_file.queue
     wait = extract("epoch", func.min(Job.run_after) - func.statement_timestamp())
     with Session(engine) as session:
-        return max(0.0, float(session.scalar(select(wait).where(Job.status.in_(("new", "failed")))) or 0))
+        seconds = session.scalar(select(wait).where(mine, Job.status.in_(("new", "failed"))))
+    return 1.0 if seconds is None else max(0.0, float(seconds))
