@@ -15,6 +15,8 @@ from sqla_neoq.payloads import clean_text
 from sqla_neoq.retries import DEFAULT_BACKOFF, LONGEST_DELAY, Discard, Retry, Snooze
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqla_neoq.context import ClaimedJob
     from sqla_neoq.tasks import Definition
 
@@ -66,13 +68,26 @@ def judge(error: BaseException, job: ClaimedJob, definition: Definition, stop: S
     """Turn what a task raised into an outcome.
 
     ``stop`` says whether, and why, the run had been asked to stop: a run that stops because it was told to has not
-    failed.
+    failed. Never raises.
     """
+    try:
+        return _judge(error, job, definition, stop)
+    except Exception:
+        # Such as a Snooze whose subclass forgot to say for how long. Without an outcome the job would run for ever.
+        log.exception("what %s raised cannot be understood; it counts as a failure", definition.name)
+        return failure(error, job, definition)
+
+
+def _judge(error: BaseException, job: ClaimedJob, definition: Definition, stop: StopReason | None) -> Outcome:
     match error:
-        case Snooze():
-            return Outcome(job, Verb.PUT_BACK, delay=error.for_.total_seconds())
         case ClaimLost():
             return Outcome(job, Verb.LOST)
+        case _ if stop is StopReason.LOST:
+            # The row may still be running under this run's token, until somebody rescues it: "cancelled", which is how
+            # a run usually stops when asked, would pass the fence, and the job would never run again.
+            return Outcome(job, Verb.LOST)
+        case Snooze():
+            return Outcome(job, Verb.PUT_BACK, delay=error.for_.total_seconds())
         case Discard():
             return _described(Outcome(job, Verb.BURY, reason="discarded", kind="discarded"), error)
         case _ if stop is StopReason.SHUTDOWN:
@@ -112,17 +127,24 @@ def _backoff(definition: Definition, job: ClaimedJob) -> timedelta:
         delay = definition.backoff(job.retries)
         if not isinstance(delay, timedelta):
             raise TypeError(f"backoff({job.retries}) returned {delay!r}: expected a timedelta")
-    except Exception:
+    except BaseException:
         log.exception("the back-off of %s failed; using the default", definition.name)
         delay = DEFAULT_BACKOFF(job.retries)
     return min(max(delay, timedelta(0)), LONGEST_DELAY)
 
 
 def _described(outcome: Outcome, error: BaseException) -> Outcome:
-    try:
-        message = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an exception whose __str__ raises is still a failure to record
-        message = f"{type(error).__name__} (its message cannot be read)"
+    name = type(error).__name__
+    message = _written(lambda: f"{name}: {error}", f"{name} (its message cannot be read)")
+    traceback = _written(lambda: "".join(traceback_module.format_exception(error)), f"{name} (no traceback)")
     outcome.message = clean_text(message, _MESSAGE_LIMIT)
-    outcome.traceback = clean_text("".join(traceback_module.format_exception(error)), _TRACEBACK_LIMIT)
+    outcome.traceback = clean_text(traceback, _TRACEBACK_LIMIT)
     return outcome
+
+
+def _written(write: Callable[[], str], otherwise: str) -> str:
+    """Call what writes an exception out: that runs the application's code, and may raise anything."""
+    try:
+        return write()
+    except BaseException:  # noqa: BLE001 - a failure that cannot be described is still one to record
+        return otherwise
