@@ -93,30 +93,6 @@ def test_what_is_no_list_of_queues_is_named(text, sentence):
         options.queues([text])
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_a_postgresql_url_means_psycopg(scheme):
-    url = options.database_url(f"{scheme}://u:p%40ss@h:1/d?sslmode=require")
-    assert url.drivername == "postgresql+psycopg"
-    assert (url.password, url.query["sslmode"]) == ("p@ss", "require")
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("u:secret@h/d", "this is not a database URL"),
-        ("host=h password=secret", "this is not a database URL"),
-        ("", "this is not a database URL"),
-        ("postgresql://u:secret@h:port/d", "this is not a database URL"),
-        ("mysql+pymysql://u:secret@h/d", "mysql.pymysql:// is not PostgreSQL"),
-        ("postgresql+asyncpg://u:secret@h/d", "the runner uses psycopg, not asyncpg"),
-    ],
-)
-def test_what_is_no_url_for_the_runner_is_refused_without_repeating_the_password(url, sentence):
-    with pytest.raises(ValueError, match=sentence) as caught:
-        options.database_url(url)
-    assert "secret" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("text", "address"),
     [("8080", ("", 8080)), ("0", ("", 0)), ("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:80", ("::1", 80))],
