@@ -55,4 +55,8 @@ class Signals:
 
     def _pass_on(self) -> None:
         while (number := self._received.get()) is not None:
-            self._on_signal(number)
+            try:
+                self._on_signal(number)
+            except Exception:
+                # A worker that has stopped hearing signals can only be killed.
+                log.exception("signal %d could not be obeyed", number)
