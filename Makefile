@@ -6,7 +6,7 @@ IN_VENV := $(VENV)/bin/python -m
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format clean
+.PHONY: help venv demo test lint format bench bench-smoke clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,12 @@ lint: $(VENV)/.develop  ## check style, types and the direction of imports
 format: $(VENV)/.develop  ## rewrite the code in the project's style
 	@$(IN_VENV) ruff check --fix
 	@$(IN_VENV) ruff format
+
+bench: $(VENV)/.develop  ## measure beside the raw SQL loop, some minutes (NEOQ_BENCH_DATABASE_URL, BENCH_ARGS="--help")
+	@$(IN_VENV) benchmarks $(BENCH_ARGS)
+
+bench-smoke: $(VENV)/.develop  ## see in seconds that every benchmark works
+	@$(IN_VENV) benchmarks --smoke $(BENCH_ARGS)
 
 clean:  ## remove .venv, the demo's data and all caches
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,110 @@
+"""The tasks that are run, and jobs put into the table by SQL, in the state that a measurement starts from."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import BigInteger, Column, MetaData, Table, insert
+
+from sqla_neoq import current_job, task
+
+if TYPE_CHECKING:
+    import psycopg
+
+QUEUE: Final = "bench"
+QUEUES: Final = tuple(f"bench-{number}" for number in range(10))
+PRIORITIES: Final = (-20, -10, 0, 10, 20)
+
+arrivals: Final[queue.SimpleQueue[tuple[int, float]]] = queue.SimpleQueue()
+"""When each job of :func:`mark` began, on this process's ``perf_counter()``."""
+effects: Final = Table("bench_effects", MetaData(), Column("job", BigInteger, nullable=False))
+"""What a task of an application would write: one row."""
+
+
+@task(queue=QUEUE)
+def noop(number: int) -> None:
+    """Do nothing, with an argument to be read and checked."""
+
+
+@task(queue=QUEUE)
+def mark(number: int) -> None:
+    """Say when it began."""
+    arrivals.put((number, time.perf_counter()))
+
+
+@task(queue=QUEUE)
+def write(number: int) -> None:
+    """Write one row in the transaction that completes the job."""
+    current_job().session.execute(insert(effects), {"job": number})
+
+
+def empty(connection: psycopg.Connection[Any]) -> None:
+    """Remove all jobs and effects."""
+    connection.execute("CREATE TABLE IF NOT EXISTS bench_effects (job bigint NOT NULL)")
+    connection.execute("TRUNCATE neoq_jobs, neoq_dead_jobs, neoq_failures, bench_effects")
+
+
+def fill(connection: psycopg.Connection[Any], count: int, *, task: str = noop.name) -> None:
+    """Insert that many due jobs of one queue and priority."""
+    _insert(
+        connection,
+        """
+        INSERT INTO neoq_jobs (queue, task, payload)
+        SELECT %s, %s, jsonb_build_object('number', n) FROM generate_series(1, %s) AS n
+        """,
+        (QUEUE, task, count),
+    )
+
+
+def fill_lanes(connection: psycopg.Connection[Any], count: int) -> None:
+    """Insert that many due jobs, spread evenly over ten queues with five priorities each."""
+    _insert(
+        connection,
+        """
+        INSERT INTO neoq_jobs (queue, task, payload, priority)
+        SELECT (%s::text[])[1 + n %% 10], %s, jsonb_build_object('number', n), (%s::smallint[])[1 + n / 10 %% 5]
+        FROM generate_series(1, %s) AS n
+        """,
+        (list(QUEUES), noop.name, list(PRIORITIES), count),
+    )
+
+
+def fill_future(connection: psycopg.Connection[Any], count: int) -> None:
+    """Insert that many jobs of the highest priority that fall due tomorrow."""
+    _insert(
+        connection,
+        """
+        INSERT INTO neoq_jobs (queue, task, payload, priority, run_after)
+        SELECT %s, %s, jsonb_build_object('number', n), 100, now() + interval '1 day' + n * interval '1 ms'
+        FROM generate_series(1, %s) AS n
+        """,
+        (QUEUE, noop.name, count),
+    )
+
+
+def fill_history(connection: psycopg.Connection[Any], count: int) -> None:
+    """Insert that many jobs that finished within the last days."""
+    _insert(
+        connection,
+        """
+        INSERT INTO neoq_jobs (queue, task, payload, status, run_after, created_at, ran_at, finished_at, worker_id)
+        SELECT %s, %s, jsonb_build_object('number', n), 'processed', t, t, t, t, 1
+        FROM generate_series(1, %s) AS n, LATERAL (SELECT now() - interval '1 day' + n * interval '1 ms') AS at (t)
+        """,
+        (QUEUE, noop.name, count),
+    )
+
+
+def settle(connection: psycopg.Connection[Any]) -> None:
+    """Leave nothing to be done by the way: statistics are fresh, and no checkpoint is due."""
+    connection.execute("VACUUM (ANALYZE) neoq_jobs")
+    connection.execute("CHECKPOINT")
+
+
+def _insert(connection: psycopg.Connection[Any], statement: str, parameters: tuple[Any, ...]) -> None:
+    with connection.transaction():
+        # Nobody listens, and the trigger need not look at a million rows to find that out.
+        connection.execute("SET LOCAL neoq.notify = 'off'")
+        connection.execute(statement, parameters)
