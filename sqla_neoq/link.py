@@ -64,13 +64,17 @@ class Link:
     def close(self) -> None:
         """Close the connection, if it is open. Safe to call twice."""
         connection, self._connection = self._connection, None
-        self._driver_connection = None
-        if connection is not None:
-            try:
-                connection.invalidate()
-                connection.close()
-            except Exception:  # noqa: BLE001, S110 - it was to be gone, and is
-                pass
+        driver_connection, self._driver_connection = self._driver_connection, None
+        if connection is None:
+            return
+        try:
+            # Itself: invalidate() only forgets a connection that is in no pool, and without invalidate() a broken one
+            # would first be asked for a rollback.
+            driver_connection.close()
+            connection.invalidate()
+            connection.close()
+        except Exception:  # noqa: BLE001, S110 - it was to be gone, and is
+            pass
 
     def cut_if_late(self, now: float) -> bool:
         """Cut the connection if its use takes too long; for another thread. Returns whether it was cut."""
