@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
-from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema
 
@@ -46,6 +45,8 @@ from sqla_neoq.supervisor import Line, Supervisor, has_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from sqlalchemy import Connection, Engine
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
@@ -174,7 +175,12 @@ def main() -> None:
     help="How long processed jobs are kept; 0 deletes them at once, none keeps them for ever.",
 )
 @_option("--no-listen", is_flag=True, help="Only poll, for connections that cannot LISTEN.")
-@_option("--listen-url", metavar="URL", help="A direct URL for LISTEN, when the database's goes through a pooler.")
+@_option(
+    "--listen-url",
+    metavar="URL",
+    read=options.database_url,
+    help="A direct URL for LISTEN, when the database's goes through a pooler.",
+)
 @_option("--name", metavar="NAME", help="The worker's name in the database.")
 @_option("--log-level", type=click.Choice(logs.LEVELS), help="[default: info; with --burst on a terminal, warning]")
 @_option("--log-format", type=click.Choice(logs.FORMATS), default="text", show_default=True)
@@ -227,7 +233,7 @@ def status(context: click.Context, /, **flags: Any) -> None:
 
     Given the MODULEs that the runners are started with, also the waiting jobs that none of them could run.
     """
-    with _reported(), _database(context) as database, _connected(database, flags["schema"]) as connection:
+    with _reported(), _database(context) as engine, _connected(engine, flags["schema"]) as connection:
         report = looking.collect(connection, _load(context) if flags["modules"] else None)
     click.echo(looking.as_json(report) if flags["format"] == "json" else looking.as_text(report))
 
@@ -258,12 +264,12 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         runner = Runner("postgresql+psycopg://", runnables, queues=queues or None, config=config)
         click.echo(looking.describe(runner))
         return Ended.CLEAN
-    with _database(context) as database:
-        runner = Runner(database, runnables, queues=queues or None, config=config)
+    with _database(context, size=config.concurrency) as engine:
+        runner = Runner(engine, runnables, queues=queues or None, config=config)
         if flags["check"]:
             runner.check()
-            url = database.url if isinstance(database, Engine) else make_url(database)
-            click.echo(f"{url.render_as_string(hide_password=True)}: tables ok\n\n{looking.describe(runner)}")
+            url = engine.url.render_as_string(hide_password=True)
+            click.echo(f"{url}: tables ok\n\n{looking.describe(runner)}")
             return Ended.CLEAN
         for queue in runner.queues.keys() - runner.handlers.keys() if not runner.tasks else ():
             log.warning("queue %r has no handler here, and there are no tasks: nothing on it will run", queue)
@@ -388,29 +394,33 @@ def _chosen_database(context: click.Context) -> str | None:
 
 
 @contextlib.contextmanager
-def _database(context: click.Context) -> Iterator[str | Engine]:
-    """Yield the database that the flags and the environment name; an embedded server runs meanwhile."""
+def _database(context: click.Context, *, size: int = 1) -> Iterator[Engine]:
+    """Yield an Engine for the database that the flags and the environment name; an embedded server runs meanwhile.
+
+    Its pool has ``size`` connections, or what the application's own has. It connects to nothing here.
+    """
     flags = context.params
-    match _chosen_database(context):
-        case "url":
-            engine_of(flags["url"])  # connects to nothing, and refuses what the runner could not use
-            yield flags["url"]
-        case "engine":
-            _put_on_path(flags["app_dir"])
-            with _importing(flags["engine"]):
-                engine = targets.load_engine(flags["engine"])
-            yield engine
-        case "embedded":
-            with EmbeddedServer(flags["embedded_dir"]) as server:
+    with contextlib.ExitStack() as around:
+        match _chosen_database(context):
+            case "url":
+                engine = engine_of(flags["url"], size=size)
+            case "engine":
+                _put_on_path(flags["app_dir"])
+                with _importing(flags["engine"]):
+                    engine = targets.load_engine(flags["engine"])
+            case "embedded":
+                server = around.enter_context(EmbeddedServer(flags["embedded_dir"]))
                 _install_tables(server.url, flags["schema"])
                 log.warning("the embedded PostgreSQL is not for production; its URL is %s", server.url)
-                yield server.url
-        case _:
-            raise click.UsageError(
-                "no database is named. Give its URL, with --url or in NEOQ_DATABASE_URL or DATABASE_URL, "
-                "or say --embedded for a PostgreSQL of its own",
-                context,
-            )
+                engine = engine_of(server.url, size=size)
+            case _:
+                raise click.UsageError(
+                    "no database is named. Give its URL, with --url or in NEOQ_DATABASE_URL or DATABASE_URL, "
+                    "or say --embedded for a PostgreSQL of its own",
+                    context,
+                )
+        around.callback(engine.dispose)
+        yield engine
 
 
 def _install_tables(url: str, schema: str | None) -> None:
@@ -425,9 +435,8 @@ def _install_tables(url: str, schema: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _connected(database: str | Engine, schema: str | None) -> Iterator[Connection]:
+def _connected(engine: Engine, schema: str | None) -> Iterator[Connection]:
     """Yield a connection that finds the tables, after checking that they are there."""
-    engine = database if isinstance(database, Engine) else engine_of(database, pool=False)
     schema = schema or engine.get_execution_options().get("neoq_schema")
     try:
         connection = engine.connect()

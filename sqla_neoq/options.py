@@ -10,6 +10,9 @@ import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from sqla_neoq.dialects import engine_of
+from sqla_neoq.newjob import checked_queue
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -47,7 +50,7 @@ def queues(texts: Iterable[str]) -> dict[str, int | None]:
     colon, a space at either end or another backslash makes it part of the name.
 
     Raises:
-        ValueError: a name is empty or comes twice, a number is 0, or the text ends in a lone backslash.
+        ValueError: a name is none for a queue or comes twice, a number is 0, or the text ends in a lone backslash.
     """
     read: dict[str, int | None] = {}
     for text in texts:
@@ -61,10 +64,21 @@ def queues(texts: Iterable[str]) -> dict[str, int | None]:
                 raise ValueError(f"{text!r} names an empty queue; write queues like emails:10,default")
             if match[2] is not None and int(match[2]) < 1:
                 raise ValueError(f"queue {name!r} would run 0 jobs at once; leave it out, or give it 1 or more")
+            checked_queue(name)
             if name in read:
                 raise ValueError(f"queue {name!r} is given twice")
             read[name] = int(match[2]) if match[2] else None
     return read
+
+
+def database_url(text: str) -> str:
+    """Return a URL of a database that the runner can use; it is not connected to.
+
+    Raises:
+        ConfigurationError: it is no such URL. The error does not repeat it, for it may hold a password.
+    """
+    engine_of(text, pool=False)
+    return text
 
 
 def address(text: str) -> tuple[str, int]:

@@ -64,7 +64,10 @@ def test_queues_are_names_with_or_without_a_number(texts, queues):
     assert options.queues(texts) == queues
 
 
-@given(st.dictionaries(st.text(min_size=1).filter(str.strip), st.none() | st.integers(1, 10**6)))
+NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=128).filter(str.strip)
+
+
+@given(st.dictionaries(NAMES, st.none() | st.integers(1, 10**6)))
 def test_every_name_can_be_written(queues):
     def written(name, number):
         escaped = re.sub(r"([,:\\\s])", r"\\\1", name)
@@ -86,11 +89,20 @@ def test_every_name_can_be_written(queues):
         (":5", "names an empty queue"),
         ("a:0", "queue 'a' would run 0 jobs at once"),
         ("a,a:2", "queue 'a' is given twice"),
+        ("x" * 129, "129 characters, the most are 128"),
+        ("a\0", "NUL"),
     ],
 )
 def test_what_is_no_list_of_queues_is_named(text, sentence):
     with pytest.raises(ValueError, match=sentence):
         options.queues([text])
+
+
+def test_a_database_url_is_one_that_the_runner_can_use():
+    assert options.database_url("postgres://u:p@h/d") == "postgres://u:p@h/d"
+    with pytest.raises(ValueError, match="not mysql://") as caught:
+        options.database_url("mysql://u:secret@h/d")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
