@@ -147,6 +147,7 @@ class Dispatcher(Service):
                 self._pool.give_back_ready()
                 outcomes += self._pool.take_outcomes()
                 if self.stopping.is_set() and not outcomes and self._pool.in_flight == 0:
+                    self._link.close()
                     return
             now = monotonic()
             turn = self.quarantine.turn(now, self._pool.in_flight) if self.claiming else Turn.NOTHING

@@ -59,9 +59,7 @@ class Listener(Service):
         self._wanted: frozenset[str] = frozenset()
         self._held: set[str] = set()
         self._held_worker: int | None = None
-        self._poke_in, self._poke_out = socket.socketpair()
-        self._poke_in.setblocking(False)
-        self._poke_out.setblocking(False)
+        self._poke_in: socket.socket | None = None
         self._busy_until: float | None = None
         self._connection: psycopg.Connection[Any] | None = None
         self.connected = False
@@ -93,12 +91,21 @@ class Listener(Service):
 
     def serve(self) -> None:
         """Connect, listen, and connect again, until stopped."""
+        poke_in, poke_out = socket.socketpair()
+        with poke_in, poke_out:
+            poke_in.setblocking(False)
+            poke_out.setblocking(False)
+            # Who pokes before this sets what it wants, or ``stopping``, before that: it is read below.
+            self._poke_in = poke_in
+            self._serve(poke_out)
+
+    def _serve(self, poked: socket.socket) -> None:
         reconnecting = Reconnecting()
         while not self.stopping.is_set():
             try:
                 with contextlib.closing(self._connect()) as connection:
                     self._connection = connection
-                    self._listen(connection, reconnecting)
+                    self._listen(connection, poked, reconnecting)
             except DATABASE_ERRORS as error:
                 if self.stopping.is_set():
                     break
@@ -112,7 +119,7 @@ class Listener(Service):
                 self._held.clear()
                 self._held_worker = None
 
-    def _listen(self, connection: psycopg.Connection[Any], reconnecting: Reconnecting) -> None:
+    def _listen(self, connection: psycopg.Connection[Any], poked: socket.socket, reconnecting: Reconnecting) -> None:
         self._execute(connection, f"LISTEN {CHANNEL}")
         self._apply(connection)
         self.connected = True
@@ -121,11 +128,11 @@ class Listener(Service):
         self._on_wake(None)
         check_at = monotonic() + _CHECK_EVERY
         while not self.stopping.is_set():
-            poke = self._poke_out.fileno()
+            poke = poked.fileno()
             readable, _, _ = select.select([connection.fileno(), poke], [], [], max(0.0, check_at - monotonic()))
             if poke in readable:
                 with contextlib.suppress(BlockingIOError):
-                    self._poke_out.recv(4096)
+                    poked.recv(4096)
             gained = self._apply(connection)
             queues = {*gained, *self._heard(connection)}
             if queues:
@@ -169,5 +176,7 @@ class Listener(Service):
             self._busy_until = None
 
     def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._poke_in.send(b".")
+        if self._poke_in is not None:
+            # Full: the thread has yet to read what says the same. Closed: it has ended.
+            with contextlib.suppress(OSError):
+                self._poke_in.send(b".")
