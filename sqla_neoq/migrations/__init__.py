@@ -26,9 +26,9 @@ from sqla_neoq.migrations import step_0001
 from sqla_neoq.migrations.quoting import qualifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, CursorResult
 
 _STEPS: Final = (step_0001,)
 LATEST: Final = len(_STEPS)
@@ -123,7 +123,7 @@ def installed_version(connection: Connection, *, schema: str | None = None) -> i
     name = f"{qualifier(schema)}neoq_meta"
     if connection.scalar(text("SELECT to_regclass(:name)"), {"name": name}) is None:
         return 0
-    return int(connection.exec_driver_sql(f"SELECT version FROM {name}").scalar() or 0)
+    return int(_execute(connection, f"SELECT version FROM {name}").scalar() or 0)
 
 
 def verify(connection: Connection, *, schema: str | None = None) -> int:
@@ -187,11 +187,10 @@ def _run(connection: Connection, planned: list[str], from_: int, to: int, schema
             f"but the database holds version {current}",
             f"Make it migrate(op, {current}, {to}), or run the revisions that lead to {from_} first.",
         )
-    execute = _executor(connection)
     for statement in planned:
-        execute(statement)
+        _execute(connection, statement)
 
 
-def _executor(connection: Connection) -> Callable[[str], object]:
+def _execute(connection: Connection, statement: str) -> CursorResult[Any]:
     # One statement a call (asyncpg refuses several), with no parameters (so that "%" means "%").
-    return lambda statement: connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+    return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})

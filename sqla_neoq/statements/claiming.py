@@ -9,8 +9,11 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    Column,
     Double,
     Integer,
+    MetaData,
+    Table,
     Text,
     and_,
     any_,
@@ -28,6 +31,7 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import OID, REGCLASS
 
 from sqla_neoq.models import claim_tokens
 from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, recordset, waiting, workers
@@ -52,6 +56,10 @@ _CLAIMED: Final = (
     jobs.c.ran_at,
     jobs.c.fingerprint,
 )
+
+# A sequence is a relation too, and tells which one it is. Sequence.next_value() would put the schema's name between
+# apostrophes, and schema_translate_map does not double one that is in the name.
+_tokens: Final = Table(claim_tokens.name, MetaData(), Column("tableoid", OID))
 
 
 def registered() -> ColumnElement[bool]:
@@ -140,7 +148,8 @@ def _in_lane(lane: Any) -> ColumnElement[bool]:
 def _take(picked: CTE) -> CTE:
     """Turn the picked, locked jobs into running ones of ``:worker`` under a new token."""
     # A scalar subquery: drawn once for the whole claim, and not at all when nothing was picked.
-    token = select(claim_tokens.next_value().label("value")).cte("token").prefix_with("MATERIALIZED")
+    token = select(func.nextval(cast(_tokens.c.tableoid, REGCLASS)).label("value")).cte("token")
+    token = token.prefix_with("MATERIALIZED")
     # By an array, not by a join: whatever the statistics say, that is an index scan and never a hash of the table.
     return (
         update(jobs)
