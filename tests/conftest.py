@@ -44,6 +44,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "db: uses PostgreSQL (set by the fixtures, not by hand)")
+    config.addinivalue_line("markers", "neoq(*rows): the rows of docs/reference/neoq.md that the test shows")
     # pytest-alembic binds its own tests to this file, with a collector that pytest 9.2 breaks. Whoever wants them
     # imports them from pytest_alembic.tests; no file has this name.
     config.option.pytest_alembic_tests_path = "nowhere"
