@@ -86,9 +86,13 @@ def test_a_transaction_commits_at_its_end(engine, link):
 
 
 def test_an_error_rolls_the_transaction_back(engine, link):
-    with pytest.raises(ValueError), link.transaction() as connection:
-        connection.execute(text("CREATE TABLE a_transaction (id int)"))
-        raise ValueError
+    def fail():
+        with link.transaction() as connection:
+            connection.execute(text("CREATE TABLE a_transaction (id int)"))
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
     with engine.connect() as other:
         assert other.scalar(text("SELECT to_regclass('a_transaction')")) is None
 
@@ -112,9 +116,13 @@ def test_after_the_server_ended_the_connection_it_connects_anew(engine, link):
 
 
 def test_a_connection_that_breaks_within_a_transaction_raises_and_the_next_use_works(engine, link):
-    with pytest.raises((OperationalError, psycopg.OperationalError)), link.transaction() as connection:
-        terminate(engine, connection.scalar(text("SELECT pg_backend_pid()")))
-        connection.execute(text("SELECT 1"))
+    def break_off():
+        with link.transaction() as connection:
+            terminate(engine, connection.scalar(text("SELECT pg_backend_pid()")))
+            connection.execute(text("SELECT 1"))
+
+    with pytest.raises((OperationalError, psycopg.OperationalError)):
+        break_off()
     assert pid(link)
 
 
