@@ -399,6 +399,7 @@ class EmbeddedServer:
             raise EmbeddedError(f"initdb could not make {cluster}. It said:\n{_tail(log)}")
         assert self._guard.stdin is not None
         self._guard.stdin.close()
+        self._guard = None
         unfinished.rename(cluster)
         if self._durable:  # initdb has synced what is inside, not this name
             _sync(cluster.parent)

@@ -551,6 +551,18 @@ def test_a_server_that_does_not_come_up_is_quoted_and_leaves_nothing(tmp_path, m
     Path(tempfile.tempdir).rmdir()
 
 
+def test_a_disk_that_fails_after_initdb_is_an_error_in_words_and_no_more(tmp_path, monkeypatch):
+    def fail(directory):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded, "_sync", fail)
+        with pytest.raises(EmbeddedError, match=r"cannot use .*Input/output error"):
+            EmbeddedServer(tmp_path).start()
+    with EmbeddedServer(tmp_path) as server:
+        assert server.owned
+
+
 def test_windows_is_refused_in_words(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "win32")
