@@ -29,9 +29,9 @@ APP_DIR = Path(__file__).parents[1]
 GUARD = """
 exec 3<&0 </dev/null
 "$@" 3<&- & runner=$!
-{ read -r _ <&3; kill -TERM $runner; } & guard=$!
+{ read -r _ <&3; kill -TERM $runner 2>/dev/null; } & guard=$!
 wait $runner; status=$?
-kill -KILL $guard
+kill -KILL $guard 2>/dev/null
 exit $status
 """
 KILLED = 128 + 9
@@ -67,7 +67,9 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
 
 def run(engine: Engine, logs: Path, runners: int) -> None:
     """Let ``runners`` processes run all jobs that are due."""
-    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst", "--concurrency", "2"]
+    command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst"]
+    # Two threads, because parsing holds the interpreter's lock; five seconds, because no job takes as long.
+    command += ["--concurrency", "2", "--shutdown-timeout", "5s"]
     # Not as --url: a command line can be read by everybody on the machine.
     env = {**os.environ, "NEOQ_DATABASE_URL": engine.url.render_as_string(hide_password=False)}
     with ExitStack() as stack:
@@ -81,15 +83,17 @@ def run(engine: Engine, logs: Path, runners: int) -> None:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches this process alone, and the runners through the guard
+                start_new_session=True,  # Ctrl-C reaches this process alone
             )
-            processes.append((stack.enter_context(process), log.name))
-        for process, log_name in processes:
-            code = process.wait()
-            if code == KILLED:
-                click.echo("a runner was killed; what it was at will be done by another")
-            elif code:
-                raise click.ClickException(f"a runner ended with exit code {code}; its log is {log_name}")
+            # Closes the pipe and waits for the end, also after Ctrl-C: the runner drains while its database is there.
+            stack.callback(process.communicate)
+            processes.append(process)
+        codes = [process.wait() for process in processes]
+    for number, code in enumerate(codes, 1):
+        if code == KILLED:
+            click.echo("a runner was killed; what it was at will be done by another")
+        elif code:
+            raise click.ClickException(f"a runner ended with exit code {code}; see {logs}/runner-{number}.log")
 
 
 def _unfinished(engine: Engine) -> int:
