@@ -195,7 +195,7 @@ def main() -> None:
 @_option("--dry-run", is_flag=True, help="Import, print the tasks and queues and exit; needs no database.")
 @click.pass_context
 def run(context: click.Context, /, **flags: Any) -> None:
-    r"""Run the jobs of the tasks in each MODULE.
+    """Run the jobs of the tasks in each MODULE.
 
     MODULE is a module (myapp.tasks), a package, whose submodule "tasks" belongs to it, or a task or a list of tasks
     in a module (myapp.tasks:send_welcome).
@@ -205,7 +205,7 @@ def run(context: click.Context, /, **flags: Any) -> None:
     QUIT       end at once
     TSTP       take no more jobs, go on with the running ones
     HUP        finish the running jobs, then start anew
-    """
+    """  # noqa: D301 - not raw: click takes the backspace itself for "leave these lines as they are"
     directory, had_terminal = Path.cwd(), has_terminal()
     _take_signals()
     with _reported():
