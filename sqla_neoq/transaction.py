@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from sqla_neoq.claim import completion
-from sqla_neoq.errors import ClaimLost
+from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.insertion import connection_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class RunTransaction:
         """The session, opened now if need be.
 
         Raises:
-            RuntimeError: in an ``async def`` task.
+            RuntimeError: in an ``async def`` task, or on an AUTOCOMMIT engine.
+            JobCancelled: the run was asked to stop before it opened its session.
         """
         if self._session is None:
             if self._make_session is None:
@@ -59,6 +60,7 @@ class RunTransaction:
                     "job.session would block the event loop of an async def task; "
                     "make the task a plain def, or use a session of your own"
                 )
+            self._refuse_if_cancelled()
             session = self._make_session()
             # Connected at once, so that a timeout knows which connection's statement to cancel.
             connection = connection_of(session).connection
@@ -71,7 +73,14 @@ class RunTransaction:
             self._driver_connection = connection.driver_connection
             self._lock = threading.Lock()
             self._session = session
+            # Once more: a cancel() of a moment ago found no connection to cancel.
+            self._refuse_if_cancelled()
         return self._session
+
+    def _refuse_if_cancelled(self) -> None:
+        """Nobody asks a second time: a statement that begins after the cancellation would run to its end."""
+        if self._cancelled:
+            raise JobCancelled("this run was asked to stop before it opened its session")
 
     def complete(self, job: ClaimedJob) -> None:
         """Write the completion, fenced, and commit it together with the task's own work.
@@ -97,14 +106,17 @@ class RunTransaction:
                 log.warning("a job's session could not be rolled back", exc_info=True)
 
     def cancel(self) -> None:
-        """Cancel the statement that the session's connection is running, from any thread."""
+        """Cancel the statement that the session's connection is running, from any thread.
+
+        If the session is not open yet, it will not be opened any more.
+        """
+        self._cancelled = True
         lock = self._lock
         if lock is None:
             return
         with lock:
             if self._driver_connection is None:
                 return
-            self._cancelled = True
             try:
                 self._driver_connection.cancel_safe(timeout=5.0)
             except Exception:

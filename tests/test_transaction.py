@@ -1,0 +1,343 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from support.running import Database, claimant, in_thread
+from support.waiting import eventually
+
+from sqla_neoq import enqueue
+from sqla_neoq.claim import Want, claim, settle
+from sqla_neoq.errors import ClaimLost, JobCancelled
+from sqla_neoq.models import Job
+from sqla_neoq.outcomes import Outcome, Verb
+from sqla_neoq.transaction import RunTransaction
+
+
+@pytest.fixture
+def database(engine):
+    database = Database(engine)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effects (id int PRIMARY KEY)"))
+    yield database
+    engine.dispose()
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE effects"))
+
+
+@pytest.fixture
+def me(database):
+    return claimant(database, database.worker())
+
+
+@pytest.fixture
+def job(database, me):
+    database.add(queue="q")
+    with database.begin() as connection:
+        return claim(connection, me, [Want("q", 1, handler=True)], 1).jobs[0]
+
+
+@pytest.fixture
+def transaction(engine, database, me):
+    """The transaction of one run; what it leaves open is closed after the test."""
+    transaction = RunTransaction(lambda: Session(engine), me.options)
+    yield transaction
+    transaction.rollback()
+
+
+def open_session(transaction):
+    return transaction.session
+
+
+def write_effect(session, number=1):
+    session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": number})
+
+
+def effects(database):
+    with database.begin() as connection:
+        return list(connection.scalars(text("SELECT id FROM effects ORDER BY id")))
+
+
+def take_away(database, me, job):
+    """Do what a rescue does: put the job back, so that this run does not own it any more."""
+    with database.begin() as connection:
+        assert settle(connection, [Outcome(job, Verb.PUT_BACK)], me.options) == set()
+
+
+def test_a_session_that_nobody_asks_for_is_never_opened(me):
+    transaction = RunTransaction(lambda: pytest.fail("opened"), me.options)
+    assert not transaction.used
+    transaction.cancel()
+    transaction.rollback()
+
+
+def test_the_session_is_opened_once(transaction):
+    assert transaction.session is transaction.session
+    assert transaction.used
+
+
+def test_the_work_and_the_completion_commit_together(database, transaction, job):
+    write_effect(transaction.session)
+    assert (effects(database), database.statuses()) == ([], {job.id: "running"})
+    transaction.complete(job)
+    assert (effects(database), database.statuses()) == ([1], {job.id: "processed"})
+
+
+def test_pending_objects_are_flushed_before_the_completion(database, transaction, job):
+    transaction.session.connection(execution_options=transaction._options)
+    transaction.session.add(Job(queue="next"))
+    transaction.complete(job)
+    assert sorted(row.queue for row in database.rows()) == ["next", "q"]
+
+
+def test_a_job_enqueued_through_it_exists_only_if_the_job_completes(database, transaction, job):
+    enqueue(transaction.session, "next")
+    assert [row.queue for row in database.rows()] == ["q"]
+    transaction.complete(job)
+    assert sorted(row.queue for row in database.rows()) == ["next", "q"]
+
+
+def test_a_failure_rolls_the_work_back(database, transaction, job):
+    write_effect(transaction.session)
+    transaction.rollback()
+    assert (effects(database), database.statuses()) == ([], {job.id: "running"})
+
+
+def test_a_run_that_lost_its_job_rolls_its_work_back(database, me, transaction, job):
+    write_effect(transaction.session)
+    take_away(database, me, job)
+    with pytest.raises(ClaimLost, match=f"job {job.id} was taken"):
+        transaction.complete(job)
+    transaction.rollback()
+    assert (effects(database), database.statuses()) == ([], {job.id: "new"})
+
+
+def test_of_two_runs_of_one_job_only_the_owner_commits(engine, database, me, job):
+    first, second = (RunTransaction(lambda: Session(engine), me.options) for _ in range(2))
+    write_effect(first.session, 1)
+    take_away(database, me, job)
+    with database.begin() as connection:
+        (again,) = claim(connection, me, [Want("q", 1, handler=True)], 1).jobs
+    write_effect(second.session, 2)
+    with ThreadPoolExecutor(2) as threads:
+        late, owner = threads.submit(first.complete, job), threads.submit(second.complete, again)
+    assert owner.exception() is None
+    assert isinstance(late.exception(), ClaimLost)
+    first.rollback()
+    assert effects(database) == [2]
+
+
+def test_a_job_that_is_taken_while_its_completion_waits_is_lost_and_rolled_back(database, me, transaction, job):
+    write_effect(transaction.session)
+    with ThreadPoolExecutor(1) as threads:
+        with database.begin() as connection:
+            settle(connection, [Outcome(job, Verb.PUT_BACK)], me.options)
+            completing = threads.submit(transaction.complete, job)
+            waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%neoq%'")
+            eventually(lambda: connection.scalar(waits))
+        assert isinstance(completing.exception(), ClaimLost)
+    transaction.rollback()
+    assert (effects(database), database.statuses()) == ([], {job.id: "new"})
+
+
+def test_work_that_breaks_a_constraint_at_the_flush_does_not_complete_the_job(database, transaction, job):
+    write_effect(transaction.session)
+    with pytest.raises(IntegrityError):
+        write_effect(transaction.session)
+    with pytest.raises(DBAPIError):
+        transaction.complete(job)
+    transaction.rollback()
+    assert (effects(database), database.statuses()) == ([], {job.id: "running"})
+
+
+def test_a_deferred_constraint_that_fails_at_the_commit_completes_nothing(engine, database, transaction, job):
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE later (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+    try:
+        transaction.session.execute(text("INSERT INTO later VALUES (1), (1)"))
+        with pytest.raises(IntegrityError):
+            transaction.complete(job)
+        transaction.rollback()
+        assert database.statuses() == {job.id: "running"}
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE later"))
+
+
+def test_a_retention_of_zero_deletes_the_job_in_the_same_transaction(engine, database, me, job):
+    transaction = RunTransaction(lambda: Session(engine), me.options, delete=True)
+    write_effect(transaction.session)
+    transaction.complete(job)
+    assert (effects(database), database.rows()) == ([1], [])
+
+
+def test_a_task_that_commits_on_its_own_still_completes(database, transaction, job):
+    write_effect(transaction.session, 1)
+    transaction.session.commit()
+    write_effect(transaction.session, 2)
+    transaction.complete(job)
+    assert (effects(database), database.statuses()) == ([1, 2], {job.id: "processed"})
+
+
+def test_a_savepoint_that_was_left_open_is_committed_with_the_rest(database, transaction, job):
+    write_effect(transaction.session, 1)
+    transaction.session.begin_nested()
+    write_effect(transaction.session, 2)
+    transaction.complete(job)
+    assert (effects(database), database.statuses()) == ([1, 2], {job.id: "processed"})
+
+
+@pytest.mark.parametrize("end", ["complete", "rollback"])
+def test_its_connection_goes_back_to_the_pool(engine, transaction, job, end):
+    write_effect(transaction.session)
+    assert engine.pool.checkedout() == 1
+    transaction.complete(job) if end == "complete" else transaction.rollback()
+    assert engine.pool.checkedout() == 0
+
+
+def test_rolling_back_never_raises(engine, database, transaction, caplog):
+    with database.begin() as connection:
+        pid = transaction.session.connection().connection.driver_connection.info.backend_pid
+        connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    transaction.rollback()
+    assert engine.pool.checkedout() == 0
+
+
+def test_an_async_task_is_refused_the_session_with_the_way_out(me):
+    with pytest.raises(RuntimeError, match=r"would block the event loop .* make the task a plain def"):
+        open_session(RunTransaction(None, me.options))
+
+
+def test_a_session_in_autocommit_is_refused(database_url, me):
+    engine = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    transaction = RunTransaction(lambda: Session(engine), me.options)
+    with pytest.raises(RuntimeError, match="AUTOCOMMIT"):
+        open_session(transaction)
+    assert engine.pool.checkedout() == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_the_fence_holds_in_every_isolation_level(database_url, database, me, job, level):
+    engine = create_engine(database_url, isolation_level=level)
+    transaction = RunTransaction(lambda: Session(engine), me.options)
+    write_effect(transaction.session)
+    take_away(database, me, job)
+    with pytest.raises((ClaimLost, DBAPIError)):
+        transaction.complete(job)
+    transaction.rollback()
+    engine.dispose()
+    assert (effects(database), database.statuses()) == ([], {job.id: "new"})
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_completion_works_in_every_isolation_level(database_url, database, me, job, level):
+    engine = create_engine(database_url, isolation_level=level)
+    transaction = RunTransaction(lambda: Session(engine), me.options)
+    write_effect(transaction.session)
+    transaction.complete(job)
+    engine.dispose()
+    assert (effects(database), database.statuses()) == ([1], {job.id: "processed"})
+
+
+@pytest.mark.parametrize("kind", [sessionmaker, lambda bind: scoped_session(sessionmaker(bind))])
+def test_sessions_of_the_application_will_do(engine, database, me, job, kind):
+    transaction = RunTransaction(kind(bind=engine), me.options)
+    write_effect(transaction.session)
+    transaction.complete(job)
+    assert (effects(database), database.statuses()) == ([1], {job.id: "processed"})
+    assert engine.pool.checkedout() == 0
+
+
+# Cancelling ----------------------------------------------------------------------------------------------------------
+
+
+def sleeping(transaction):
+    """Start a statement that takes a minute; return its thread and where its error will be."""
+    session = transaction.session
+    errors = []
+
+    def run():
+        try:
+            session.execute(text("SELECT pg_sleep(60)"))
+        except DBAPIError as error:
+            errors.append(error.orig)
+
+    thread = in_thread(run)
+    connection = session.connection().connection.driver_connection
+    eventually(lambda: connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
+    return thread, errors
+
+
+def test_a_running_statement_is_cancelled_from_another_thread(transaction):
+    thread, errors = sleeping(transaction)
+    transaction.cancel()
+    thread.join(10)
+    assert [type(error) for error in errors] == [psycopg.errors.QueryCanceled]
+
+
+def test_a_connection_that_was_cancelled_is_not_given_to_the_next_job(engine, database, transaction):
+    connection = transaction.session.connection().connection.driver_connection
+    thread, _ = sleeping(transaction)
+    transaction.cancel()
+    thread.join(10)
+    transaction.rollback()
+    assert connection.closed
+    assert engine.pool.checkedout() == 0
+
+
+def test_cancelling_after_the_end_cancels_nothing(engine, database, transaction, job):
+    connection = transaction.session.connection().connection.driver_connection
+    transaction.complete(job)
+    transaction.cancel()
+    assert not connection.closed
+    with Session(engine) as session:
+        session.execute(text("SELECT pg_sleep(0.01)"))
+
+
+def test_a_run_that_is_asked_to_stop_while_it_opens_its_session_gets_none(engine, me):
+    def make_session():
+        transaction.cancel()
+        return Session(engine)
+
+    transaction = RunTransaction(make_session, me.options)
+    with pytest.raises(JobCancelled, match="asked to stop"):
+        open_session(transaction)
+    transaction.rollback()
+    assert engine.pool.checkedout() == 0
+
+
+def test_a_run_that_was_asked_to_stop_before_it_opened_its_session_gets_none(engine, transaction):
+    transaction.cancel()
+    with pytest.raises(JobCancelled, match="asked to stop"):
+        open_session(transaction)
+    assert engine.pool.checkedout() == 0
+
+
+def test_cancels_and_ends_at_the_same_time_never_hit_the_next_user_of_the_connection(database_url, me):
+    # One connection for all: a cancellation that comes late would cancel the statement after it.
+    engine = create_engine(database_url, pool_size=1, max_overflow=0)
+    for number in range(15):
+        transaction = RunTransaction(lambda: Session(engine), me.options)
+        transaction.session.execute(text("SELECT 1"))
+        start = threading.Barrier(2)
+
+        def cancel(transaction=transaction, start=start):
+            start.wait(10)
+            transaction.cancel()
+
+        thread = in_thread(cancel)
+        start.wait(10)
+        transaction.rollback()
+        with engine.connect() as connection:
+            assert (
+                connection.scalar(
+                    text("SELECT :number + 0 * count(*) FROM generate_series(1, 10000)"), {"number": number}
+                )
+                == number
+            )
+        thread.join(10)
+    engine.dispose()
