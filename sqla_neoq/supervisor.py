@@ -52,6 +52,13 @@ SETTLED: Final = 30.0
 """Seconds after which a child that dies was a healthy one: the waits before its restarts begin anew."""
 
 
+ECHO: Final = 0.2
+"""Seconds in which a second TERM or INT is the first one again: ``timeout`` and some launchers signal both the process
+and its group, and mean one end."""
+QUIT_GRACE: Final = 2.0
+"""Seconds that QUIT leaves the children to give their jobs back; killed ones are rescued, and count as crashed."""
+
+
 def restart_delay(failures: int, chance: float) -> float:
     """Return the seconds to wait before the start after ``failures`` in a row: 0.5 doubling to 30, give or take half.
 
@@ -99,11 +106,11 @@ class _Health:
 class Supervisor:
     """Keeps a number of children alive until told to stop.
 
-    TERM and INT drain the children, a second one forces them, QUIT kills them; TSTP quiets them, HUP restarts them (or,
-    when it came because the terminal was closed, drains them). A child that dies is started again after a jittered
-    back-off. One that exits with 2, 3 or 4 ends the whole with that code, except for a lost connection (3) once any
-    child has run: that is tried again. The first child goes ahead of the others, so that a wrong flag, a broken module
-    or a missing table is reported once.
+    TERM and INT drain the children, a second one forces them, QUIT does so and soon kills them; TSTP quiets them, HUP
+    restarts them (or, when it came because the terminal was closed, drains them). A child that dies is started again
+    after a jittered back-off. One that exits with 2, 3 or 4 ends the whole with that code, except for a lost connection
+    (3) once any child has run: that is tried again. The first child goes ahead of the others, so that a wrong flag, a
+    broken module or a missing table is reported once.
 
     Args:
         command: the command line of a child.
@@ -132,67 +139,81 @@ class Supervisor:
         self._children = [_Child(number) for number in range(1, processes + 1)]
         self._proven = False  # some child has been ready
         self._announced = False  # systemd has heard that all were
-        self._stopping = False
+        self._stopping_since: float | None = None
+        self._kill_at = float("inf")
         self._exit_code = 0
         self._had_terminal = has_terminal()
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
+        self._waker: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
 
     def run(self) -> int:
         """Start the children, look after them until all have ended, and return the exit code; main thread only."""
         self._children[0].due = time.monotonic()
-        with self._signals():
+        with self._signals() as woken:
             try:
                 while self._unfinished():
                     self._start_due()
-                    self._wait()
+                    self._wait(woken)
             finally:
                 self._kill()
-                self._close()
+                for child in self._children:
+                    self._hang_up(child)
         return self._exit_code
 
     def restart(self) -> None:
         """Restart every child, as SIGHUP does; from any thread."""
-        with contextlib.suppress(OSError):  # full of wake-ups, so it is about to look anyway; or at its end
-            self._waker.send(bytes([signal.SIGHUP]))
+        waker = self._waker
+        if waker is not None:  # else no child runs old code
+            with contextlib.suppress(OSError):  # full of wake-ups, so it is about to look anyway; or at its end
+                waker.send(bytes([signal.SIGHUP]))
 
     def health(self) -> State:
         """Return how the children are; ready means that every one of them is."""
         states = {child.number: child.state for child in self._children}
         return _Health(
             live="not live" not in states.values(),
-            ready=not self._stopping and set(states.values()) == {"ready"},
+            ready=self._stopping_since is None and set(states.values()) == {"ready"},
             detail={"processes": states},
         )
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[socket.socket]:
+        """Take the signals over, and yield the socket that their numbers come out of."""
+
         def wake_only(_number: int, _frame: FrameType | None) -> None:
             """Leave it to the byte that Python writes to the wake-up socket."""
 
         handled = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGCHLD}
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             handled.remove(signal.SIGHUP)  # nohup's wish
-        former = {number: signal.signal(number, wake_only) for number in handled}
-        former_waker = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(former_waker)
-            for number, handler in former.items():
-                signal.signal(number, handler)
+        woken, waker = socket.socketpair()
+        with woken, waker, self._selector:
+            woken.setblocking(False)
+            waker.setblocking(False)
+            self._waker = waker
+            self._selector.register(woken, selectors.EVENT_READ)
+            former = {number: signal.signal(number, wake_only) for number in handled}
+            former_waker = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+            try:
+                yield woken
+            finally:
+                signal.set_wakeup_fd(former_waker)
+                for number, handler in former.items():
+                    signal.signal(number, handler)
 
     def _unfinished(self) -> bool:
         busy = any(child.process is not None or child.due is not None for child in self._children)
-        return busy or (self._reload and not self._stopping)
+        return busy or (self._reload and self._stopping_since is None)
 
-    def _wait(self) -> None:
+    def _wait(self, woken: socket.socket) -> None:
         """Wait for the next signal, message, due start or watchdog beat, and act on it."""
         now = time.monotonic()
+        if now >= self._kill_at:
+            self._kill()
+            return
         waits = [max(0.0, child.due - now) for child in self._children if child.due is not None]
+        if self._kill_at < float("inf"):
+            waits.append(self._kill_at - now)
         if (beat := systemd.watchdog_interval()) is not None:
             systemd.notify("WATCHDOG=1")
             waits.append(beat)
@@ -200,7 +221,7 @@ class Supervisor:
             if key.data is not None:
                 self._listen(key.data)
             else:
-                for number in self._woken.recv(4096):
+                for number in woken.recv(4096):
                     self._on_signal(number)
 
     def _on_signal(self, number: int) -> None:
@@ -212,14 +233,17 @@ class Supervisor:
                     if child.process is not None and (code := child.process.poll()) is not None:
                         self._on_end(child, code)
             case signal.SIGTERM | signal.SIGINT:
-                self._stop(FORCE if self._stopping else DRAIN)
+                if self._stopping_since is None:
+                    self._stop(DRAIN)
+                elif time.monotonic() - self._stopping_since > ECHO:
+                    self._stop(FORCE)
             case signal.SIGQUIT:
                 self._stop(FORCE)
-                self._kill()
+                self._kill_at = time.monotonic() + QUIT_GRACE
             case signal.SIGTSTP:
                 for child in self._children:
                     child.order(QUIET)
-            case signal.SIGHUP if not self._stopping:
+            case signal.SIGHUP if self._stopping_since is None:
                 for child in self._children:
                     child.order(RESTART)
                     # Neither a back-off nor a repair of the code is waited for any longer.
@@ -227,8 +251,8 @@ class Supervisor:
                         child.due = time.monotonic()
 
     def _stop(self, order: bytes) -> None:
-        if not self._stopping:
-            self._stopping = True
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
             systemd.notify("STOPPING=1")
         for child in self._children:
             child.due = None
@@ -242,13 +266,6 @@ class Supervisor:
             if child.process is not None:
                 child.process.kill()
                 self._on_end(child, child.process.wait())
-
-    def _close(self) -> None:
-        for child in self._children:
-            self._hang_up(child)
-        self._selector.close()
-        self._woken.close()
-        self._waker.close()
 
     def _start_due(self) -> None:
         for child in self._children:
@@ -296,7 +313,7 @@ class Supervisor:
             child.line = None
 
     def _on_ready(self) -> None:
-        if not self._proven and not self._stopping:
+        if not self._proven and self._stopping_since is None:
             for child in self._children:
                 if child.state == "waiting":
                     child.due = time.monotonic()
@@ -311,7 +328,7 @@ class Supervisor:
         self._hang_up(child)
         fields = _fields(child, exit_code=code)
         child.process, child.state = None, "ended"
-        if self._stopping:
+        if self._stopping_since is not None:
             self._exit_code = self._exit_code or int(code != 0)
         elif child.again or (self._burst and code == 0):
             child.due = time.monotonic() if child.again else None

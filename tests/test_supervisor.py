@@ -25,11 +25,12 @@ from sqla_neoq import supervisor
 from sqla_neoq.supervisor import Supervisor
 
 PARENT = """
-import json, logging, os, sys
+import json, logging, os, signal, sys
 from sqla_neoq import logs, supervisor
 from sqla_neoq.health import HealthServer
 
 logs.configure()
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # before and after, so that a test may send it until the end
 options = json.loads(os.environ.get("OPTIONS", "{}"))
 several = supervisor.Supervisor([sys.executable, "child.py"], int(sys.argv[1]), **options)
 with HealthServer(several.health, 0, "127.0.0.1"):
@@ -98,6 +99,11 @@ def children(process, word="ready"):
     return [int(pid) for pid in re.findall(rf"^child (\d+) {word}", process.stdout, re.MULTILINE)]
 
 
+def force(process):
+    """Send a second signal until it counts as one."""
+    eventually(lambda: process.popen.poll() is not None or process.signal(signal.SIGINT))
+
+
 def alive(pid):
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
@@ -146,7 +152,7 @@ def test_the_second_signal_forces_them(start, tmp_path):
     process = start(2)
     process.signal(signal.SIGTERM)
     eventually(lambda: len(children(process, "told d")) == 2)
-    process.signal(signal.SIGINT)
+    force(process)
     assert process.wait() == 1
     assert sorted(children(process, "told f")) == sorted(children(process))
 
@@ -155,16 +161,28 @@ def test_the_second_signal_ends_a_child_that_is_still_coming_up(start):
     process = start(1, script="hang", until=0)
     process.wait_for("hangs")
     process.signal(signal.SIGTERM)
-    process.signal(signal.SIGINT)  # of another kind, because two of one may be merged
+    force(process)
     assert process.wait() == 1
 
 
-def test_quit_kills_the_children_at_once(start, tmp_path):
+def test_two_signals_at_once_are_one(start, tmp_path):
     (tmp_path / "busy").touch()
-    process = start(2)
+    process = start(1)
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGINT)
+    process.wait_for("told d")
+    process.signal(signal.SIGTSTP)  # what comes after both
+    process.wait_for("told q")
+    assert "told f" not in process.stdout
+
+
+def test_quit_forces_the_children_and_kills_those_that_do_not_listen(start):
+    process = start(2, script="ok hang", until=1)
+    process.wait_for("hangs")
+    os.kill(children(process, "hangs")[0], signal.SIGSTOP)
     process.signal(signal.SIGQUIT)
     assert process.wait() == 1
-    assert not any(map(alive, children(process)))
+    assert children(process, "told f") == children(process)
     assert "told d" not in process.stdout
 
 
@@ -204,9 +222,9 @@ def test_a_child_that_ends_by_itself_is_started_again(start):
 def test_hup_does_not_wait_for_a_back_off(start):
     process = start(1, script="1 1 1 1 1 1 1 1 1", until=0)
     for done in range(1, 10):
-        eventually(lambda done=done: process.stderr.count("unexpectedly") == done)
+        eventually(lambda done=done: process.stderr.count("unexpectedly") >= done)
         process.signal(signal.SIGHUP)
-    eventually(lambda: len(children(process)) == 1)
+    eventually(lambda: len(children(process)) >= 1)
 
 
 def test_children_drain_when_the_parent_is_killed(start):
@@ -236,7 +254,7 @@ def test_when_code_is_edited_a_broken_child_waits_for_the_next_change(start):
     process.signal(signal.SIGHUP)
     eventually(lambda: process.stderr.count("waiting for a change") == 2)
     process.signal(signal.SIGHUP)
-    eventually(lambda: len(children(process)) == 1)
+    eventually(lambda: len(children(process)) >= 1)
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
 
