@@ -159,6 +159,8 @@ class Dispatcher(Service):
                 except DATABASE_ERRORS as error:
                     self._wait_for_database(error)
                     continue
+            if not self.claiming and self.stopping.is_set() and self._pool.in_flight == 0:
+                continue  # nobody is left to wake it
             self._wait(turn, free=bool(wants) or not self.claiming)
 
     def _worth_a_claim(self, now: float) -> bool:
