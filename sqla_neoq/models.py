@@ -44,6 +44,12 @@ DEFAULT_MAX_RETRIES: Final = 23
 WAITING_SQL: Final = "status IN ('new', 'failed')"
 UNFINISHED_SQL: Final = "fingerprint IS NOT NULL AND status IN ('new', 'running', 'failed')"
 
+
+def _in_calendar(column: str) -> str:
+    """Return the condition that Python's datetime can hold a time, which 'infinity' is not."""
+    return f"{column} >= '0001-01-01 UTC' AND {column} < '10000-01-01 UTC'"
+
+
 _json = JSON().with_variant(JSONB(), "postgresql")
 _time = DateTime(timezone=True)
 
@@ -103,6 +109,10 @@ class Job(Base):
         CheckConstraint("retries >= 0", name="neoq_jobs_retries_not_negative"),
         CheckConstraint("max_retries >= 0", name="neoq_jobs_max_retries_not_negative"),
         CheckConstraint("crashes >= 0", name="neoq_jobs_crashes_not_negative"),
+        *(
+            CheckConstraint(_in_calendar(column), name=f"neoq_jobs_{column}_in_calendar")
+            for column in ("run_after", "deadline", "created_at")
+        ),
         CheckConstraint("(status = 'running') = (claim_token IS NOT NULL)", name="neoq_jobs_running_has_token"),
         CheckConstraint(
             "(status IN ('processed', 'cancelled')) = (finished_at IS NOT NULL)",
@@ -231,3 +241,7 @@ class Meta(Base):
         PrimaryKeyConstraint("id", name="neoq_meta_pkey"),
         CheckConstraint("id = 1", name="neoq_meta_one_row"),
     )
+
+
+TABLES: Final = frozenset(Base.metadata.tables)
+"""The names of all the tables."""

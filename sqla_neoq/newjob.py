@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from sqla_neoq.models import (
@@ -171,5 +171,9 @@ def _moment(name: str, value: object) -> tuple[datetime | None, float | None]:
                 f"{name}={value!r}: a naive datetime means another moment on every machine; "
                 "give it a timezone, such as datetime.now(UTC) + ..., or pass a timedelta"
             )
-        return value, None
+        try:
+            # PostgreSQL refuses offsets of more than 16 hours, and of fractions of a second.
+            return value.astimezone(UTC), None
+        except OverflowError:
+            raise ValueError(f"{name}={value!r}: in UTC this is before the year 1 or after 9999") from None
     return None, checked_delay(name, value, what="an aware datetime or a timedelta").total_seconds()

@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WAITING = "status IN ('new', 'failed')"
+# The times that Python has. Without this bound one plain INSERT of 'infinity' would fail the claim that meets it, and
+# every claim after that.
+_FIRST_DAY = "'0001-01-01 UTC'"
+_DAY_AFTER_LAST = "'10000-01-01 UTC'"
 
 
 def up(prefix: str) -> Iterator[str]:
@@ -44,6 +48,9 @@ CREATE TABLE {prefix}neoq_jobs (
     CONSTRAINT neoq_jobs_retries_not_negative CHECK (retries >= 0),
     CONSTRAINT neoq_jobs_max_retries_not_negative CHECK (max_retries >= 0),
     CONSTRAINT neoq_jobs_crashes_not_negative CHECK (crashes >= 0),
+    CONSTRAINT neoq_jobs_run_after_in_calendar CHECK (run_after >= {_FIRST_DAY} AND run_after < {_DAY_AFTER_LAST}),
+    CONSTRAINT neoq_jobs_deadline_in_calendar CHECK (deadline >= {_FIRST_DAY} AND deadline < {_DAY_AFTER_LAST}),
+    CONSTRAINT neoq_jobs_created_at_in_calendar CHECK (created_at >= {_FIRST_DAY} AND created_at < {_DAY_AFTER_LAST}),
     CONSTRAINT neoq_jobs_running_has_token CHECK ((status = 'running') = (claim_token IS NOT NULL)),
     CONSTRAINT neoq_jobs_finished_has_time
         CHECK ((status IN ('processed', 'cancelled')) = (finished_at IS NOT NULL))
