@@ -22,19 +22,24 @@ class Service:
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        if self._thread is None and not self.stopping.is_set():
-            self._thread = threading.Thread(target=self._main, name=f"neoq-{self.name}", daemon=True)
-            self._thread.start()
+        # Under a lock, or a stop() in another thread could see a thread that cannot be joined yet.
+        with self._starting:
+            if self._thread is None and not self.stopping.is_set():
+                thread = threading.Thread(target=self._main, name=f"neoq-{self.name}", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def stop(self, timeout: float | None = 10.0) -> bool:
         """Ask the thread to end, and wait for it. Returns whether it has ended."""
         self.stopping.set()
         self.interrupt()
-        thread = self._thread
+        with self._starting:
+            thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
         thread.join(timeout)
