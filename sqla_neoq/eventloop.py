@@ -38,7 +38,8 @@ class EventLoop:
             task.add_done_callback(self._tasks.discard)
             run.stop_async = lambda: _call(loop, task.cancel)
             if run.context.stop_reason is not None:
-                task.cancel()
+                # After its first step: a task that is cancelled before it never runs, and nobody would call on_end.
+                loop.call_soon(task.cancel)
 
         _call(loop, begin)
 

@@ -290,6 +290,9 @@ class WorkPool:
             self._stuck += 1
             if not self._closing:
                 self._start_thread()
+        elif self._turns:
+            # It held a slot and no thread, so no thread comes back to take the next job.
+            self._work.notify()
 
     # --- the threads' side ---
 
