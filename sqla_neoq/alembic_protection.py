@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from sqla_neoq.models import TABLES, Base
+from sqla_neoq.models import TABLES
 
 
 def protect() -> None:
@@ -54,12 +54,14 @@ def _on_ours(operation: Any, theirs: frozenset[tuple[str | None, str]]) -> bool:
 
 
 def _names_of_the_host(context: Any) -> frozenset[tuple[str | None, str]]:
-    """Return the tables of the host's metadata that only happen to have one of our names."""
-    ours = set(Base.metadata.tables.values())
+    """Return the tables with one of our names that are in the metadata to compare: its owner wants them compared.
+
+    Those that :func:`sqla_neoq.migrations.attach` copied there are not meant: they are for foreign keys only.
+    """
     return frozenset(
         (table.schema, table.name)
         for table in context.sorted_tables
-        if table.name in TABLES and table not in ours and not table.info.get("neoq")
+        if table.name in TABLES and not table.info.get("neoq")
     )
 
 

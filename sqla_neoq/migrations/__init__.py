@@ -27,12 +27,12 @@ from sqla_neoq.alembic_protection import protect
 from sqla_neoq.errors import SchemaError, SchemaMissing, SchemaOutdated, SchemaTooNew
 from sqla_neoq.migrations import drift, step_0001
 from sqla_neoq.migrations.quoting import qualifier
-from sqla_neoq.models import TABLES
+from sqla_neoq.models import TABLES, Base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlalchemy import Connection, CursorResult
+    from sqlalchemy import Connection, CursorResult, MetaData
 
 _STEPS: Final = (step_0001,)
 LATEST: Final = len(_STEPS)
@@ -168,6 +168,30 @@ def check(connection: Connection, *, schema: str | None = None) -> list[str]:
             "pip install --upgrade sqla-neoq",
         )
     return drift.differences(connection, statements(0, current, schema="pg_temp"), schema=schema)
+
+
+def attach(metadata: MetaData, *, schema: str | None = None) -> None:
+    """Copy the tables into the host's metadata, so that its own can have foreign keys to jobs.
+
+    Autogenerate passes the copies over: only the numbered steps touch these tables.
+
+    Args:
+        metadata: the host's.
+        schema: the schema that holds the tables; None leaves it to the connection's search_path.
+    """
+    for table in Base.metadata.sorted_tables:
+        copy = table.to_metadata(metadata) if schema is None else table.to_metadata(metadata, schema=schema)
+        copy.info["neoq"] = True
+
+
+def include_object(object_: Any, name: str | None, type_: str, _reflected: bool, _compare_to: Any) -> bool:
+    """Leave the tables out of an autogenerate comparison, for a host that filters for itself.
+
+    Nobody needs it for protection; it also keeps the tables' indexes out of the log. Chain your own filter to it:
+    ``include_object=lambda *args: neoq.include_object(*args) and mine(*args)``.
+    """
+    table = name if type_ == "table" else getattr(getattr(object_, "table", None), "name", None)
+    return table not in TABLES
 
 
 def installed_version(connection: Connection, *, schema: str | None = None) -> int:
