@@ -265,7 +265,7 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         click.echo(looking.describe(runner))
         return Ended.CLEAN
     with _database(context, size=config.concurrency) as engine:
-        runner = Runner(engine, runnables, queues=queues or None, config=config)
+        runner = (Runner if line is None else _Child)(engine, runnables, queues=queues or None, config=config)
         if flags["check"]:
             runner.check()
             url = engine.url.render_as_string(hide_password=True)
@@ -290,11 +290,25 @@ def _serve(runner: Runner, flags: dict[str, Any], line: Line | None) -> Ended:
                 around.enter_context(Progress(runner))
         began = time.monotonic()
         ended = runner.run(burst=flags["burst"])
-        # The end has begun: nothing interrupts it any more, and TERM is not lost if it is a new beginning.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        _let_end()
     if flags["burst"]:
         log.info("burst ended: %s", describe(runner.counts, time.monotonic() - began))
     return ended
+
+
+class _Child(Runner):
+    """A runner under a supervisor, from which alone it takes the order to be forced.
+
+    A service manager may signal every process of the service: together with the supervisor's order to drain, that would
+    count as a second signal here.
+    """
+
+    def on_signal(self, number: int) -> None:
+        """Drain on TERM and INT, however many come."""
+        if number in {signal.SIGTERM, signal.SIGINT}:
+            self.request_stop()
+        else:
+            super().on_signal(number)
 
 
 def _take_signals() -> None:
@@ -308,8 +322,12 @@ def _take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
 
 
+def _let_end() -> None:
+    """Let nothing interrupt the end that has begun. If it is a new beginning, signals wait for that."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+
+
 _HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""Signals that wait for the new process when this one starts anew: they would kill it, or as PID 1 be lost."""
 
 
 def _start_anew(directory: Path) -> NoReturn:
@@ -339,7 +357,9 @@ def _supervise(context: click.Context) -> int:
         if flags["reload"]:
             log.warning("--reload is not for production")
             around.enter_context(watching(flags["app_dir"], supervisor.restart))
-        return supervisor.run()
+        code = supervisor.run()
+        _let_end()
+        return code
 
 
 # The code and the database -------------------------------------------------------------------------------------------

@@ -253,6 +253,7 @@ class Supervisor:
     def _stop(self, order: bytes) -> None:
         if self._stopping_since is None:
             self._stopping_since = time.monotonic()
+            log.info("stopping")
             systemd.notify("STOPPING=1")
         for child in self._children:
             child.due = None
