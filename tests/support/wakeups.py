@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import psycopg
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
 from sqla_neoq import statements
 from support.servers import libpq
@@ -43,7 +43,7 @@ class Ears:
 
 
 @contextmanager
-def ears(url: str, *queues: str, table: str = "neoq_jobs") -> Iterator[Ears]:
+def ears(url: str | URL, *queues: str, table: str = "neoq_jobs") -> Iterator[Ears]:
     """Listen at ``url``, hungry for ``queues``."""
     with closing(psycopg.connect(libpq(make_url(url)), autocommit=True)) as connection:
         listening = Ears(connection, table)
