@@ -15,6 +15,7 @@ from support.databases import Databases, migrate, truncate
 from support.running import Database
 
 from sqla_neoq import Counts, DeadJob, Enqueued, Failure, Handler, Job, Runner, RunnerConfig, Task, enqueue
+from sqla_neoq.migrations.quoting import qualifier
 
 SCHEMA = 'The "Queue\'s" 100 % größte\\r :schema'
 PLACES = {"search_path": (None, None), "odd_schema_tokyo": (SCHEMA, "Asia/Tokyo")}
@@ -25,14 +26,14 @@ class Place(Database):
     """One installation, as an application has it."""
 
     def __init__(self, url: str, schema: str | None, zone: str | None) -> None:
-        target = make_url(url) if zone is None else make_url(url).update_query_dict({"options": f"-c TimeZone={zone}"})
+        target = make_url(url) if zone is None else make_url(url).update_query_dict({"options": f"-cTimeZone={zone}"})
         self.url = target.render_as_string(hide_password=False)
         self.schema = schema
         super().__init__(self.make_engine())
-        self.prefix = "" if schema is None else self.engine.dialect.identifier_preparer.quote(schema) + "."
+        self.prefix = qualifier(schema)
 
     def make_engine(self, *, settings: str = "", **options: Any) -> Engine:
-        """Make an application's engine, its sessions with more settings (``-c name=value``)."""
+        """Make an application's engine, its sessions with more settings (``-cname=value``)."""
         url = make_url(self.url)
         if settings:
             url = url.update_query_dict({"options": f"{url.query.get('options', '')} {settings}"})
