@@ -279,17 +279,20 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
 def _serve(runner: Runner, flags: dict[str, Any], line: Line | None) -> Ended:
     """Run until told to stop, with everything around the runner that was asked for."""
     with contextlib.ExitStack() as around:
+        begin_anew = None
         if line is not None:
             line.follow(runner)
         else:
             if flags["health_port"]:
                 host, port = flags["health_port"]
                 around.enter_context(HealthServer(runner.health, port, host))
-            around.enter_context(systemd.reporting(runner.health))
+            begin_anew = around.enter_context(systemd.reporting(runner.health))
             if flags["burst"]:
                 around.enter_context(Progress(runner))
         began = time.monotonic()
         ended = runner.run(burst=flags["burst"])
+        if ended is Ended.RESTART and begin_anew is not None:
+            begin_anew()
         _let_end()
     if flags["burst"]:
         log.info("burst ended: %s", describe(runner.counts, time.monotonic() - began))

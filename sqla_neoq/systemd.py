@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,15 +44,24 @@ def watchdog_interval() -> float | None:
 
 
 @contextlib.contextmanager
-def reporting(probe: Callable[[], State]) -> Iterator[None]:
+def reporting(probe: Callable[[], State]) -> Iterator[Callable[[], None]]:
     """While entered, tell systemd that the process is ready once ``probe`` is, then that it lives; then that it stops.
 
     A thread does it. Outside systemd there is none.
+
+    Yields a function to call before leaving when the process will start anew under its own id. systemd then hears of a
+    reload: ``STOPPING=1`` it takes for the end of the service, no longer listens to the ``READY=1`` that follows, and
+    kills the new process when the time to stop is over.
     """
     if not os.environ.get("NOTIFY_SOCKET"):
-        yield
+        yield lambda: None
         return
     ended = threading.Event()
+    last_words = "STOPPING=1"
+
+    def begin_anew() -> None:
+        nonlocal last_words
+        last_words = f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
     def report() -> None:
         ready = False
@@ -67,8 +77,8 @@ def reporting(probe: Callable[[], State]) -> Iterator[None]:
     thread = threading.Thread(target=report, name="neoq-systemd", daemon=True)
     thread.start()
     try:
-        yield
+        yield begin_anew
     finally:
         ended.set()
         thread.join()
-        notify("STOPPING=1")
+        notify(last_words)

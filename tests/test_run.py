@@ -421,6 +421,20 @@ def test_systemd_hears_when_the_runner_is_ready_and_when_it_stops(neoq, tmp_path
         assert process.wait() == 0
 
 
+def test_systemd_hears_of_a_restart_as_a_reload_for_a_stop_would_end_in_a_kill(neoq, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        process = neoq(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert manager.recv(100) == b"READY=1"
+        process.signal(signal.SIGHUP)
+        assert manager.recv(100).startswith(b"RELOADING=1\n")
+        assert manager.recv(100) == b"READY=1"
+        process.signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        assert process.wait() == 0
+
+
 def test_reload_runs_the_edited_code_and_outlives_a_mistake_in_it(neoq, session, tmp_path):
     # Stands for watchfiles: each write to "changed" is a change.
     (tmp_path / "watchfiles.py").write_text("""

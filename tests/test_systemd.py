@@ -1,4 +1,5 @@
 import os
+import re
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -53,6 +54,13 @@ def test_reporting_says_ready_once_it_is_and_stopping_at_the_end(manager):
         assert manager.recv(100) == b"READY=1"
     assert manager.recv(100) == b"STOPPING=1"
     assert next(states, None) is None  # not ready was seen, and said nothing
+
+
+def test_a_process_that_starts_anew_says_so_and_not_that_it_stops(manager):
+    with systemd.reporting(State) as begin_anew:
+        assert manager.recv(100) == b"READY=1"
+        begin_anew()
+    assert re.fullmatch(rb"RELOADING=1\nMONOTONIC_USEC=\d+", manager.recv(100))
 
 
 def test_the_watchdog_hears_from_a_live_process_at_half_its_time(manager, monkeypatch):
