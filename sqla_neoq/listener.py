@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
+import selectors
 import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -127,19 +127,23 @@ class Listener(Service):
         # Only now, and only then: whatever was announced before this LISTEN is in the table to be found.
         self._on_wake(None)
         check_at = monotonic() + _CHECK_EVERY
-        while not self.stopping.is_set():
-            poke = poked.fileno()
-            readable, _, _ = select.select([connection.fileno(), poke], [], [], max(0.0, check_at - monotonic()))
-            if poke in readable:
-                with contextlib.suppress(BlockingIOError):
-                    poked.recv(4096)
-            gained = self._apply(connection)
-            queues = {*gained, *self._heard(connection)}
-            if queues:
-                self._on_wake(frozenset(queues))
-            if monotonic() >= check_at:
-                self._execute(connection, "SELECT 1")
-                check_at = monotonic() + _CHECK_EVERY
+        # Not select(), which knows no file numbers above 1023: a web server may have more files open.
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(poked, selectors.EVENT_READ)
+            while not self.stopping.is_set():
+                ready = selector.select(max(0.0, check_at - monotonic()))
+                if any(key.fileobj is poked for key, _ in ready):
+                    with contextlib.suppress(BlockingIOError):
+                        poked.recv(4096)
+                gained = self._apply(connection)
+                if monotonic() >= check_at:
+                    self._execute(connection, "SELECT 1")
+                    check_at = monotonic() + _CHECK_EVERY
+                # After every statement: a notification that comes with an answer leaves nothing to read on the socket.
+                queues = {*gained, *self._heard(connection)}
+                if queues:
+                    self._on_wake(frozenset(queues))
 
     def _heard(self, connection: psycopg.Connection[Any]) -> Iterable[str]:
         for notification in connection.notifies(timeout=0):
