@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -41,7 +42,7 @@ from sqla_neoq.health import HealthServer
 from sqla_neoq.progress import Progress, describe
 from sqla_neoq.reload import watching
 from sqla_neoq.runner import Ended, Runner
-from sqla_neoq.supervisor import Line, Supervisor, has_terminal
+from sqla_neoq.supervisor import Line, Supervisor, has_terminal, restart_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,7 @@ Command = TypeVar("Command", bound="Callable[..., Any]")
 log = logging.getLogger(__name__)
 
 FORCED, USAGE, NO_CONNECTION, SCHEMA = 1, 2, 3, 4
+_FAILURES = "NEOQ_STARTS_FAILED"
 
 # Flags ---------------------------------------------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ def run(context: click.Context, /, **flags: Any) -> None:
     HUP        finish the running jobs, then start anew
     """  # noqa: D301 - not raw: click takes the backspace itself for "leave these lines as they are"
     directory, had_terminal = Path.cwd(), has_terminal()
+    failures = os.environ.pop(_FAILURES, None)  # of a process that has started anew to connect
     _take_signals()
     with _reported():
         quiet = flags["burst"] and sys.stderr.isatty()
@@ -216,7 +219,16 @@ def run(context: click.Context, /, **flags: Any) -> None:
         many = flags["processes"] > 1 or flags["reload"]
         if many and line is None and not (flags["check"] or flags["dry_run"]):
             sys.exit(_supervise(context))
-        ended = _run_here(context, line)
+        try:
+            ended = _run_here(context, line)
+        except DatabaseUnavailable as error:
+            if failures is None:
+                raise
+            # It ran before, and once a runner has run, a lost connection never ends it.
+            delay = restart_delay(int(failures) + 1, random.random())  # noqa: S311 - spreads, protects nothing
+            log.warning("%s; trying again in %.1f s", error, delay)
+            time.sleep(delay)
+            _start_anew(directory, int(failures) + 1)
     if ended is Ended.RESTART and line is not None:
         line.ask_restart()
     elif ended is Ended.RESTART and (has_terminal() or not had_terminal):  # else HUP came from the terminal's closing
@@ -333,11 +345,13 @@ def _let_end() -> None:
 _HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
-def _start_anew(directory: Path) -> NoReturn:
+def _start_anew(directory: Path, failures: int = 0) -> NoReturn:
     """Replace this process by a new one with the same command line, under the same process id."""
     log.info("starting anew")
+    _let_end()
     logging.shutdown()
     os.chdir(directory)
+    os.environ[_FAILURES] = str(failures)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
 
 

@@ -105,7 +105,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 def _pair(key: str, value: Any) -> str:
     if key == "duration":
         value = f"{value * 1000:.1f}ms" if value < 1 else f"{value:.2f}s"
-    text = str(value)
+    text = ",".join(f"{name}:{each}" for name, each in value.items()) if isinstance(value, dict) else str(value)
     if not text.isprintable() or not text or " " in text or '"' in text:
         # Quoted, with control characters escaped: what a payload or an error says cannot forge a second line.
         text = json.dumps(text, ensure_ascii=False)

@@ -52,6 +52,10 @@ def test_text_of_a_field_cannot_forge_a_line_or_another_field():
     assert line.endswith(' reason=""')
 
 
+def test_text_of_a_mapping_is_short():
+    assert logs.TextFormatter().format(record("started", queues={"a": 1, "b": 2})).endswith(" started queues=a:1,b:2")
+
+
 def test_text_names_the_logger_of_the_application_but_not_of_the_library():
     assert logs.TextFormatter().format(record("hello", name="myapp.mail")).endswith(" INFO myapp.mail: hello")
     assert logs.TextFormatter().format(record("hello", name="sqla_neoq")).endswith(" INFO hello")

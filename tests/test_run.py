@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy import select as select_rows
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -265,6 +265,41 @@ def test_signals_during_a_restart_neither_kill_nor_get_lost(neoq, session):
     assert process.wait() == 0
     assert starts(process) == 2
     assert workers(session) == set()
+
+
+def test_a_restart_waits_for_a_database_that_is_away(run_process, tmp_path, server_url, migrated_database):
+    (tmp_path / "worktasks.py").write_text(TASKS)
+    url = migrated_database()
+    process = run_process("worktasks", env={"DATABASE_URL": url})
+    process.wait_for("runner started")
+    admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    name = make_url(url).database
+    with admin.connect() as connection:
+        connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
+        process.signal(signal.SIGHUP)
+        process.wait_for("trying again in")
+        connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
+    eventually(lambda: starts(process) == 2)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_a_hup_from_the_terminals_closing_ends_the_process(tmp_path, database_url, session):
+    (tmp_path / "worktasks.py").write_text(TASKS)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        said = os.open("said", os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 2)
+        command = python("-m", "sqla_neoq.run", "worktasks")
+        os.execvpe(sys.executable, command, environment({"DATABASE_URL": database_url}))
+    try:
+        eventually(lambda: workers(session) == {pid}, within=20)
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "starting anew" not in (tmp_path / "said").read_text()
 
 
 def test_max_jobs_starts_anew_and_no_job_is_lost(neoq, session):
