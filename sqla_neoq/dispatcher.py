@@ -146,7 +146,7 @@ class Dispatcher(Service):
             if not self.claiming:
                 self._pool.give_back_ready()
                 outcomes += self._pool.take_outcomes()
-                if self.stopping.is_set() and not outcomes and self._pool.in_flight == 0:
+                if self.stopping.is_set() and not outcomes and self._pool.at_rest:
                     self._link.close()
                     return
             now = monotonic()
@@ -256,11 +256,12 @@ class Dispatcher(Service):
             # A job falls due by the server's clock: a touch late finds it, a touch early would only look in vain.
             wait = min(wait, max(next_due, 0.0) + 0.0005)
         self._next_poll = now + wait
-        if not jobs and not self._backlog and self.on_drained is not None and self._pool.in_flight == 0:
+        if not jobs and not self._backlog and self.on_drained is not None:
             self._look_for_suspects_or_end()
 
     def _look_for_suspects_or_end(self) -> None:
-        if self._pool.in_flight == 0 and not self._unwritten and self.on_drained is not None:
+        # A run that ended during the claim may be due again at once: its outcome comes first.
+        if self._pool.at_rest and not self._unwritten and self.on_drained is not None:
             with self._link.use() as connection:
                 wants, _ = self._pool.wants()
                 suspects = claim_suspect(connection, self.claimant, wants)

@@ -232,6 +232,12 @@ class WorkPool:
             return len(self._runs) + self._ready
 
     @property
+    def at_rest(self) -> bool:
+        """Whether every claimed job has ended, and every outcome been taken."""
+        with self._lock:
+            return not (self._runs or self._ready or self._outcomes)
+
+    @property
     def running(self) -> int:
         """How many jobs run now."""
         return len(self._runs)
