@@ -239,7 +239,6 @@ class Housekeeper(Service):
         """Clean up when called and every minute, until stopped."""
         prune_at = monotonic()
         while not self.stopping.is_set():
-            self._called.clear()
             try:
                 if self._overdue:
                     self._overdue = False
@@ -254,6 +253,8 @@ class Housekeeper(Service):
                 self._overdue = True
                 log.warning("housekeeping failed (%s); trying again in %.1f s", error, delay)
             self._called.wait(delay)
+            # Before what it announced is looked at, so that no call in between is lost.
+            self._called.clear()
         self._link.close()
 
     def _bury_overdue(self) -> None:
