@@ -6,11 +6,11 @@ Never commits, never opens a connection of its own, and never flushes the caller
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
-from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from sqla_neoq import statements
@@ -54,7 +54,7 @@ def insert(handle: Handle, jobs: Sequence[NewJob]) -> list[Enqueued]:
         TypeError: the handle is none that synchronous code can use.
         ValueError: a payload is over the engine's limit.
     """
-    options = _options(handle)
+    options = options_of(handle)
     limit = options.get("neoq_max_payload", MAX_PAYLOAD_BYTES)
     for job in jobs:
         _check_size(job.payload, limit)
@@ -85,9 +85,11 @@ async def insert_async(handle: AsyncHandle, jobs: Sequence[NewJob]) -> list[Enqu
         holder = holder.registry()
     run_sync: Callable[..., Any] | None = getattr(holder, "run_sync", None)
     if run_sync is None:
+        synchronous = isinstance(holder, (Session, scoped_session, Connection))
+        remedy = _remedy(handle, "pass an AsyncSession, or an AsyncConnection from engine.begin()")
         raise TypeError(
-            f"session={handle!r}: expected an AsyncSession or AsyncConnection, got {type(handle).__name__}; "
-            "in synchronous code call enqueue()"
+            f"session={handle!r}: expected an AsyncSession or AsyncConnection, got {type(handle).__name__}"
+            f"{'; in synchronous code call enqueue()' if synchronous else remedy}"
         )
     result: list[Enqueued] = await run_sync(insert, jobs)
     return result
@@ -107,21 +109,36 @@ def connection_of(handle: Handle) -> Connection:
     return handle.connection(bind_arguments={"mapper": Job.__mapper__})
 
 
-def _options(handle: object) -> Any:
-    """Return the handle's execution options without touching the database."""
+def options_of(handle: object, *, asynchronous: str = "await enqueue_async() instead") -> Any:
+    """Return the handle's execution options without touching the database.
+
+    Args:
+        handle: what the caller passed as ``session``.
+        asynchronous: what to do with one for asynchronous code.
+
+    Raises:
+        TypeError: the handle is none that synchronous code can use.
+    """
     if isinstance(handle, (Session, scoped_session)):
-        handle = handle.get_bind(mapper=Job.__mapper__)
-    elif isinstance(handle, Engine):
-        raise TypeError(
-            f"session={handle!r}: an Engine has no transaction to join; "
-            "pass a Session, or a Connection from engine.begin()"
-        )
-    if not isinstance(handle, (Connection, Engine)):
-        remedy = "; await enqueue_async() instead" if hasattr(handle, "run_sync") else ""
-        raise TypeError(
-            f"session={handle!r}: expected a SQLAlchemy Session or Connection, got {type(handle).__name__}{remedy}"
-        )
-    return handle.get_execution_options()
+        return handle.get_bind(mapper=Job.__mapper__).get_execution_options()
+    if isinstance(handle, Connection):
+        return handle.get_execution_options()
+    remedy = _remedy(handle, "pass a Session, or a Connection from engine.begin()")
+    if hasattr(handle, "run_sync") or type(handle).__name__ == "async_scoped_session":
+        remedy = f"; {asynchronous}"
+    raise TypeError(
+        f"session={handle!r}: expected a SQLAlchemy Session or Connection, got {type(handle).__name__}{remedy}"
+    )
+
+
+def _remedy(handle: object, better: str) -> str:
+    match type(handle).__name__:
+        case "Engine" | "AsyncEngine":
+            return f", which has no transaction to join; {better}"
+        case "sessionmaker" | "async_sessionmaker":
+            return "; call it, and pass the session it makes"
+        case _:
+            return ""
 
 
 def _check_size(payload: str, limit: int) -> None:
@@ -174,7 +191,10 @@ def _find(
     """Fill in the ids of the jobs already there; return the places whose duplicate has meanwhile finished."""
     if not duplicates:
         return []
-    keys = encode([{"queue": jobs[place].queue, "fingerprint": jobs[place].fingerprint} for place in duplicates])
+    keys = encode(
+        [{"queue": jobs[place].queue, "fingerprint": jobs[place].fingerprint} for place in duplicates],
+        limit=sys.maxsize,
+    )
     rows = connection.execute(statements.find_unfinished(), {"keys": keys}, execution_options=options)
     found = {(queue, fingerprint): id_ for id_, queue, fingerprint in rows}
     finished = []

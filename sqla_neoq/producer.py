@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqla_neoq import statements
-from sqla_neoq.insertion import Enqueued, connection_of, execution_options, insert, insert_async
+from sqla_neoq.insertion import Enqueued, connection_of, execution_options, insert, insert_async, options_of
 from sqla_neoq.newjob import NewJob
 from sqla_neoq.tasks import Task
 
@@ -120,6 +120,9 @@ def cancel(session: Handle, job_id: int) -> bool:
     """
     if isinstance(job_id, bool) or not isinstance(job_id, int):
         raise TypeError(f"job_id={job_id!r}: expected int, got {type(job_id).__name__}")
+    options_of(session, asynchronous="await session.run_sync(cancel, job_id) instead")
+    if not 0 <= job_id < 2**63:
+        return False  # no id is like that, and PostgreSQL would fail the caller's transaction for it
     connection = connection_of(session)
     row = connection.execute(
         statements.cancel_job(), {"job": job_id}, execution_options=execution_options(connection)
