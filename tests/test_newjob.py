@@ -146,7 +146,7 @@ def test_the_longest_delay_is_a_hundred_years():
         ({"payload": ["\udc00"]}, ValueError, r"payload\[0\] has the lone surrogate"),
         ({"payload": {1: 2}}, TypeError, "payload has the key 1, and JSON keys are str"),
         ({"payload": {1, 2}}, TypeError, "payload is {1, 2}, and JSON has no set: pass a sorted list"),
-        ({"payload": object()}, TypeError, "payload is <object"),
+        ({"payload": type}, TypeError, "payload is <class"),
     ],
     ids=str,
 )
