@@ -61,7 +61,9 @@ def _driven(find: Callable[[], Path | None], missing: str) -> Iterator[str]:
     binaries = find()
     if binaries is None:
         raise NoServerError(missing)
-    server = EmbeddedServer(binaries=binaries, durable=False, options={"max_connections": "200"})
+    # Two-phase commit is off by default.
+    options = {"max_connections": "200", "max_prepared_transactions": "10"}
+    server = EmbeddedServer(binaries=binaries, durable=False, options=options)
     try:
         server.start()
     except EmbeddedError as error:
