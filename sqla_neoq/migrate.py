@@ -190,7 +190,7 @@ class _Failure(click.ClickException):
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
 
 
 def _has_schema(connection: Connection, schema: str | None) -> bool:
