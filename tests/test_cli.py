@@ -8,10 +8,10 @@ import re
 import signal
 import sys
 import textwrap
+from typing import NamedTuple
 
 import click
 import pytest
-from click.testing import CliRunner
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
@@ -64,14 +64,28 @@ def app(tmp_path):
     return write
 
 
+class Said(NamedTuple):
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self):
+        return self.stdout + self.stderr
+
+
 @pytest.fixture
-def neoq(tmp_path):
-    """Call the command line with its exit code, stdout and stderr; unless told otherwise, with --app-dir tmp_path."""
+def neoq(tmp_path, monkeypatch, capsys):
+    """Call the command line, assert its exit code, and return what it said; --app-dir is tmp_path by default."""
 
     def call(*arguments, code=0, **env):
-        result = CliRunner().invoke(cli.main, arguments, env={"NEOQ_APP_DIR": str(tmp_path)} | env)
-        assert result.exit_code == code, (result.output, result.exception)
-        return result
+        with monkeypatch.context() as patch:
+            for name, value in ({"NEOQ_APP_DIR": str(tmp_path)} | env).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                cli.main(arguments, prog_name="sqla-neoq")
+        said = Said(*capsys.readouterr())
+        assert (ended.value.code or 0) == code, said
+        return said
 
     return call
 

@@ -30,20 +30,23 @@ import os, pathlib, time
 from datetime import timedelta
 from sqla_neoq import current_job, task
 
+def say(*words):  # one write a line: several processes share the file
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 @task(name="quick")
 def quick(): ...
 
 @task(name="wait", timeout=None)
 def wait(gate: str):
-    print("job", current_job().id, "waits in", os.getpid(), flush=True)
+    say("job", current_job().id, "waits in", os.getpid())
     while not pathlib.Path(gate).exists():
         current_job().raise_if_cancelled()
         time.sleep(0.01)
-    print("job", current_job().id, "ends", flush=True)
+    say("job", current_job().id, "ends")
 
 @task(name="hang", timeout=timedelta(seconds=0.1))
 def hang(seconds: float):
-    print("hangs", flush=True)
+    say("hangs")
     time.sleep(seconds)
 """
 
