@@ -161,6 +161,8 @@ class Dispatcher(Service):
                     continue
             if not self.claiming and self.stopping.is_set() and self._pool.in_flight == 0:
                 continue  # nobody is left to wake it
+            if self.claiming and self.quarantine.turn(monotonic(), self._pool.in_flight) is not turn:
+                continue  # this round has changed what may be claimed, and nobody will say so
             self._wait(turn, free=bool(wants) or not self.claiming)
 
     def _worth_a_claim(self, now: float) -> bool:
@@ -171,7 +173,7 @@ class Dispatcher(Service):
     def _round(self, outcomes: list[Outcome], wants: Sequence[Want], total: int, turn: Turn) -> None:
         jobs: list[ClaimedJob] = []
         next_due: float | None = None
-        if wants:
+        if wants and turn is Turn.OTHERS:
             # Before the claim: a wake-up that comes while it is under way asks for another.
             self._wakes_seen = self.wakes
         to_write = any(not o.written and o.verb is not Verb.LOST for o in outcomes)
@@ -185,12 +187,16 @@ class Dispatcher(Service):
                     jobs = claim_suspect(connection, self.claimant, wants)
                 elif wants:
                     jobs, next_due = claim(connection, self.claimant, wants, total)
-        except (DataError, IntegrityError, ProgrammingError):
+        except (DataError, IntegrityError):
             if not to_write:
                 raise
-            # The server refused something, so nothing of this round was committed.
+            # The server refused a value, so nothing of this round was committed.
             lost = self._settle_one_by_one(outcomes)
             jobs, wants = [], []
+        except ProgrammingError:
+            # A table or a permission is gone, for a moment or until somebody has seen to it. Nothing was committed, and
+            # no outcome is to blame: they wait.
+            raise
         except DATABASE_ERRORS:
             self._doubtful.update(outcome.job.id for outcome in outcomes)
             raise
@@ -206,8 +212,15 @@ class Dispatcher(Service):
             if any(outcome.job.crashes for outcome in outcomes):
                 self.quarantine.ended()
             self._on_settled(outcomes, lost)
+            self._note_delays(outcomes)
         if wants and turn is not Turn.SUSPECT:
             self._plan(jobs, wants, total, next_due)
+
+    def _note_delays(self, outcomes: Iterable[Outcome]) -> None:
+        """Look again when a job that was put off is due: nothing announces it, and the next poll may be far away."""
+        delays = [outcome.delay for outcome in outcomes if outcome.delay is not None]
+        if delays:
+            self._next_poll = min(self._next_poll, monotonic() + min(delays))
 
     def _hand_out(self, jobs: Iterable[ClaimedJob]) -> None:
         self._pool.submit([(job, self._resolve(job)) for job in jobs])
@@ -231,9 +244,12 @@ class Dispatcher(Service):
                 try:
                     with self._link.use() as connection:
                         lost |= settle(connection, [attempt], self.claimant.options, delete=self._delete)
+                    # Should the database go away before the last one: written, and not to be called lost.
+                    self._doubtful.add(outcome.job.id)
                     break
-                except (DataError, IntegrityError, ProgrammingError):
+                except (DataError, IntegrityError):
                     log.exception("the outcome of job %d cannot be written: %r", outcome.job.id, attempt)
+        self._doubtful.clear()
         return lost
 
     def _plan(self, jobs: Sequence[ClaimedJob], wants: Sequence[Want], total: int, next_due: float | None) -> None:
@@ -292,11 +308,12 @@ class Dispatcher(Service):
         until = now + self._poll_interval
         low = -1
         linger = LINGER
-        # Without free slots nothing but the end of a run can change anything.
-        if self.claiming and free:
-            if turn is Turn.OTHERS:
+        if self.claiming:
+            # Without free slots nothing but the end of a run can change anything.
+            if free and turn is Turn.OTHERS:
                 until = min(until, self._next_poll)
-            if (change := self.quarantine.changes_at()) is not None:
+            # In the past for as long as a suspect runs on: then nothing changes by itself any more.
+            if (change := self.quarantine.changes_at()) is not None and change > now:
                 until = min(until, change)
         if self.claiming and self._backlog:
             low = self._pool.half_ready()
