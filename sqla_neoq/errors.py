@@ -68,6 +68,8 @@ class SchemaError(NeoqError):
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
         self.remedy = remedy
+        # A traceback, such as Alembic's command ends with, shows it too.
+        self.add_note(remedy)
 
 
 class SchemaMissing(SchemaError):  # noqa: N818

@@ -54,6 +54,7 @@ def main() -> None:
 @_schema
 @click.option("--to", type=click.IntRange(1, _LATEST), default=_LATEST, show_default=True, help="The version to reach.")
 @click.option("--create-schema", is_flag=True, help="Create the schema if it is not there.")
+@click.option("--concurrently", is_flag=True, help="Build new indexes on tables in use after it, beside running jobs.")
 @click.option("--grant", multiple=True, metavar="ROLE", help="Let ROLE run jobs and enqueue them. Repeatable.")
 @click.option("--grant-producer", multiple=True, metavar="ROLE", help="Let ROLE enqueue jobs. Repeatable.")
 def up(
@@ -62,6 +63,7 @@ def up(
     schema: str | None,
     to: int,
     create_schema: bool,
+    concurrently: bool,
     grant: tuple[str, ...],
     grant_producer: tuple[str, ...],
 ) -> None:
@@ -70,14 +72,17 @@ def up(
         raise click.UsageError("--create-schema needs --schema")
     with _transaction(url) as connection:
         if create_schema and not _has_schema(connection, schema):
-            connection.exec_driver_sql(f"CREATE SCHEMA {quote(str(schema))}")
+            connection.exec_driver_sql(f"CREATE SCHEMA {quote(str(schema))}", execution_options={"no_parameters": True})
         before = migrations.installed_version(connection, schema=schema)
-        migrations.upgrade(connection, to=to, schema=schema)
+        migrations.upgrade(connection, to=to, schema=schema, concurrently=concurrently)
         for roles, producer_only in ((grant, False), (grant_producer, True)):
             for role in roles:
                 for statement in grants(role, schema=schema, producer_only=producer_only):
-                    connection.exec_driver_sql(statement)
+                    connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
     click.echo(f"version {to}" if before == to else f"from version {before} to {to}")
+    if concurrently:
+        with _connection(url) as connection:
+            migrations.build_indexes(connection.execution_options(isolation_level="AUTOCOMMIT"), schema=schema)
 
 
 @main.command()
@@ -167,10 +172,17 @@ def revision(*, schema: str | None, config: Path, from_: int, to: int, message: 
 
 @contextlib.contextmanager
 def _transaction(url: str) -> Iterator[Connection]:
-    """Yield a connection in a transaction; what goes wrong becomes a sentence and an exit code."""
+    """Yield a connection in a transaction, which is committed; errors as :func:`_connection`."""
+    with _connection(url) as connection, connection.begin():
+        yield connection
+
+
+@contextlib.contextmanager
+def _connection(url: str) -> Iterator[Connection]:
+    """Yield a connection; what goes wrong becomes a sentence and an exit code."""
     try:
         engine = engine_of(url, pool=False)
-        with engine.begin() as connection:
+        with engine.connect() as connection:
             yield connection
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error

@@ -269,7 +269,7 @@ def test_the_offline_script_keeps_percent_signs_and_colons_as_they_are():
 
 def test_offline_the_version_that_is_named_is_believed():
     assert "CREATE" not in offline(1, 0, None)
-    assert "DROP TABLE neoq_jobs" in offline(1, 0, None)
+    assert "DROP TABLE IF EXISTS neoq_jobs" in offline(1, 0, None)
 
 
 def test_the_gate_says_that_nothing_is_there_and_what_to_paste(connection):

@@ -25,7 +25,9 @@ from sqlalchemy import text
 
 from sqla_neoq.alembic_protection import protect
 from sqla_neoq.errors import SchemaError, SchemaMissing, SchemaOutdated, SchemaTooNew
-from sqla_neoq.migrations import drift, step_0001
+from sqla_neoq.migrations import drift, indexes, step_0001
+from sqla_neoq.migrations.failures import explained, refuse_autocommit, refuse_foreign
+from sqla_neoq.migrations.indexes import Index
 from sqla_neoq.migrations.quoting import qualifier
 from sqla_neoq.models import TABLES, Base
 
@@ -42,13 +44,14 @@ OLDEST_USABLE: Final = max(1, LATEST - 1)
 DEFAULT_LOCK_TIMEOUT: Final = timedelta(seconds=5)
 
 
-def statements(from_: int, to: int, *, schema: str | None = None) -> Iterator[str]:
+def statements(from_: int, to: int, *, schema: str | None = None, concurrently: bool = False) -> Iterator[str]:
     """Yield the single SQL statements that lead from one schema version to another, up or down.
 
     Args:
         from_: the version the tables have; 0 means that they are not there.
         to: the version they shall have.
         schema: the schema to put them in; None leaves it to the connection's search_path.
+        concurrently: leave out the indexes on tables that hold jobs already, to be built after the commit.
 
     Raises:
         ValueError: for a version that this release does not know.
@@ -59,12 +62,21 @@ def statements(from_: int, to: int, *, schema: str | None = None) -> Iterator[st
     prefix = qualifier(schema)
     if from_ < to:
         for number in range(from_ + 1, to + 1):
-            yield from _STEPS[number - 1].up(prefix)
+            for part in _STEPS[number - 1].up(prefix):
+                if not isinstance(part, Index):
+                    yield part
+                elif not concurrently:
+                    yield part.create(prefix)
             yield _set_version(prefix, number)
     for number in range(from_, to, -1):
         yield from _STEPS[number - 1].down(prefix)
         if number > 1:
             yield _set_version(prefix, number - 1)
+
+
+def _indexes(to: int, *, above: int = 0) -> list[Index]:
+    """Return the indexes that can be built CONCURRENTLY, of the steps from above one version to another."""
+    return [part for step in _STEPS[above:to] for part in step.up("") if isinstance(part, Index)]
 
 
 def _set_version(prefix: str, version: int) -> str:
@@ -81,6 +93,7 @@ def migrate(
     *,
     schema: str | None = None,
     force: bool = False,
+    concurrently: bool = False,
     lock_timeout: timedelta = DEFAULT_LOCK_TIMEOUT,
 ) -> None:
     """Lead the tables from one version to another inside a revision of the host's Alembic chain.
@@ -92,6 +105,9 @@ def migrate(
         schema: the schema to put them in, which must exist; None leaves it to the connection's search_path.
         force: remove the tables although they hold unfinished jobs. ``alembic -x neoq_force=yes downgrade ...`` says
             the same from outside.
+        concurrently: build indexes on tables that hold jobs already beside the running work. This commits the
+            revision, and those before it in the same transaction, and then takes as long as the oldest transaction. If
+            it fails, the same call tries again.
         lock_timeout: how long a statement may wait for a lock, and make others wait behind it.
 
     Raises:
@@ -100,40 +116,73 @@ def migrate(
             jobs that a downgrade would lose; nothing was changed. It is no error when it already holds ``to``: then
             nothing is done. Offline (``--sql``) nothing can be looked up, and ``from_`` is believed.
     """
-    planned = list(statements(from_, to, schema=schema))
+    planned = list(statements(from_, to, schema=schema, concurrently=concurrently))
     context = op.get_context()
     if context.as_sql:
         timeout = f"SET LOCAL lock_timeout = '{_milliseconds(lock_timeout)}ms'"
-        for statement in (timeout, *planned, "SET LOCAL lock_timeout = DEFAULT"):
-            # Not op.execute(): it goes through text(), which takes ":word" for a bind and doubles "%" offline.
-            context.impl.static_output(statement + ";\n")
+        _write(context, timeout, *planned, "SET LOCAL lock_timeout = DEFAULT")
+        later = _indexes(to, above=from_) if concurrently else []
+        if later:
+            with context.autocommit_block():
+                _write(context, *(index.create(qualifier(schema), concurrently=True) for index in later))
         return
+    if concurrently and getattr(context, "_transaction", None) is None:
+        raise SchemaError(
+            "concurrently=True needs to commit, and this env.py began the transaction itself; nothing was changed",
+            "Use context.begin_transaction() in env.py, or leave out concurrently=True.",
+        )
     force = force or _forced_from_outside(context)
-    _run(op.get_bind(), from_, to, schema, force=force, lock_timeout=lock_timeout)
+    _begin(op.get_bind(), schema)
+    _run(op.get_bind(), from_, to, schema, force=force, concurrently=concurrently, lock_timeout=lock_timeout)
+    if concurrently and indexes.unbuilt(op.get_bind(), _indexes(to), schema=schema):
+        with context.autocommit_block():
+            indexes.build(op.get_bind(), _indexes(to), schema=schema)
+
+
+def _write(context: Any, *script: str) -> None:
+    for statement in script:
+        # Not op.execute(): it goes through text(), which takes ":word" for a bind and doubles "%" offline.
+        context.impl.static_output(statement + ";\n")
 
 
 def upgrade(
     connection: Connection,
     *,
-    to: int = LATEST,
+    to: int | None = None,
     schema: str | None = None,
+    concurrently: bool = False,
     lock_timeout: timedelta = DEFAULT_LOCK_TIMEOUT,
 ) -> None:
     """Bring the tables to version ``to``, by default the newest, in the connection's open transaction.
 
-    The caller commits. Nothing is done when they are there already.
+    The caller commits. Nothing is done when they are there already. With ``concurrently`` the indexes on tables that
+    hold jobs already are left to :func:`build_indexes`, after the commit.
 
     Raises:
         SchemaTooNew: the database holds a newer version than ``to``.
-        SchemaError: there are tables of somebody else under our names.
+        SchemaError: there are tables of somebody else under our names, or the server refused; nothing was changed.
     """
-    lock(connection, schema)
+    to = LATEST if to is None else to
+    _begin(connection, schema)
     current = installed_version(connection, schema=schema)
     if current > to:
         raise SchemaTooNew(
             f"the tables have version {current}, newer than the {to} asked for", "Use downgrade() on purpose."
         )
-    _run(connection, current, to, schema, force=False, lock_timeout=lock_timeout)
+    _run(connection, current, to, schema, force=False, concurrently=concurrently, lock_timeout=lock_timeout)
+
+
+def build_indexes(connection: Connection, *, schema: str | None = None) -> None:
+    """Build CONCURRENTLY what ``upgrade(..., concurrently=True)`` left out, and again what an earlier try left INVALID.
+
+    Args:
+        connection: one in autocommit: ``engine.connect().execution_options(isolation_level="AUTOCOMMIT")``.
+        schema: where the tables are; None leaves it to the connection's search_path.
+
+    Raises:
+        SchemaError: an index cannot be built; the tables work without it, and the same call tries again.
+    """
+    indexes.build(connection, _indexes(installed_version(connection, schema=schema)), schema=schema)
 
 
 def downgrade(
@@ -149,7 +198,7 @@ def downgrade(
     Raises:
         SchemaError: unfinished jobs would be lost, and ``force`` was not given.
     """
-    lock(connection, schema)
+    _begin(connection, schema)
     current = installed_version(connection, schema=schema)
     if current > to:
         _run(connection, current, to, schema, force=force, lock_timeout=lock_timeout)
@@ -195,11 +244,26 @@ def include_object(object_: Any, name: str | None, type_: str, _reflected: bool,
 
 
 def installed_version(connection: Connection, *, schema: str | None = None) -> int:
-    """Return the version of the tables in the database; 0 when they are not there."""
+    """Return the version of the tables in the database; 0 when they are not there.
+
+    Raises:
+        SchemaError: the role may not look, or there is a ``neoq_meta`` that is not ours.
+    """
     name = f"{qualifier(schema)}neoq_meta"
-    if connection.scalar(text("SELECT to_regclass(:name)"), {"name": name}) is None:
-        return 0
-    return int(_execute(connection, f"SELECT version FROM {name}").scalar() or 0)
+    with explained():
+        ours = connection.scalar(
+            text(
+                "SELECT count(a.attname) > 0 FROM (SELECT to_regclass(:name) AS oid) AS meta "
+                "LEFT JOIN pg_attribute AS a ON a.attrelid = meta.oid AND a.attname = 'version' "
+                "AND a.atttypid = CAST('integer' AS regtype) WHERE meta.oid IS NOT NULL GROUP BY meta.oid"
+            ),
+            {"name": name},
+        )
+        if ours is None:
+            return 0
+        if not ours:
+            refuse_foreign(["neoq_meta"])
+        return int(_execute(connection, f"SELECT version FROM {name}").scalar() or 0)
 
 
 def verify(connection: Connection, *, schema: str | None = None) -> int:
@@ -228,10 +292,17 @@ def verify(connection: Connection, *, schema: str | None = None) -> int:
 
 
 def lock(connection: Connection, schema: str | None = None) -> None:
-    """Let one migration at a time work on these tables, until the end of the transaction."""
+    """Let one migration at a time work on these tables, until the end of the transaction.
+
+    Every migration here takes this lock. A host whose deploys may overlap calls it in its ``env.py`` too, between
+    ``begin_transaction()`` and ``run_migrations()``, so that the second one sees what the first has done.
+    """
     connection.execute(
-        text("SELECT pg_advisory_xact_lock(hashtextextended('neoq:migrate:' || :name, 0))"),
-        {"name": schema or ""},
+        text(
+            "SELECT pg_advisory_xact_lock("
+            "hashtextextended('neoq:migrate:' || coalesce(:schema, current_schema(), ''), 0))"
+        ),
+        {"schema": schema},
     )
 
 
@@ -250,10 +321,26 @@ def _remedy(from_: int, to: int, schema: str | None) -> str:
     )
 
 
+def _begin(connection: Connection, schema: str | None) -> None:
+    """Take the lock, and see that it is clear which tables are meant and that nothing can stay half done."""
+    with explained():
+        refuse_autocommit(connection)
+        lock(connection, schema)
+        if schema is None:
+            _refuse_tables_elsewhere(connection)
+
+
 def _run(
-    connection: Connection, from_: int, to: int, schema: str | None, *, force: bool, lock_timeout: timedelta
+    connection: Connection,
+    from_: int,
+    to: int,
+    schema: str | None,
+    *,
+    force: bool,
+    lock_timeout: timedelta,
+    concurrently: bool = False,
 ) -> None:
-    lock(connection, schema)
+    """Run the steps, if the database holds what they start from; after :func:`_begin`."""
     current = installed_version(connection, schema=schema)
     if current == to:
         return
@@ -263,35 +350,58 @@ def _run(
             f"but the database holds version {current}",
             f"Make it migrate(op, {current}, {to}), or run the revisions that lead to {from_} first.",
         )
-    if current == 0:
-        _refuse_foreign_tables(connection, schema)
-    if to == 0 and not force:
-        _refuse_to_lose_jobs(connection, schema)
     # For this migration only: the host's other revisions may share the transaction.
     before = connection.scalar(text("SELECT current_setting('lock_timeout')"))
     _set_lock_timeout(connection, f"{_milliseconds(lock_timeout)}ms")
-    for statement in statements(from_, to, schema=schema):
-        _execute(connection, statement)
+    with explained():
+        if current == 0:
+            refuse_foreign(_taken_names(connection, schema))
+        if to == 0 and not force:
+            _refuse_to_lose_jobs(connection, schema)
+        for statement in statements(from_, to, schema=schema, concurrently=concurrently):
+            _execute(connection, statement)
     _set_lock_timeout(connection, before)
 
 
-def _refuse_foreign_tables(connection: Connection, schema: str | None) -> None:
-    """Without our version row, whatever has our tables' names is not ours, or is half of ours."""
-    found = [
-        name
-        for name in sorted(TABLES)
-        if connection.scalar(text("SELECT to_regclass(:name)"), {"name": f"{qualifier(schema)}{name}"}) is not None
-    ]
-    if found:
-        raise SchemaError(
-            f"there are tables called {', '.join(found)} already, which this release did not make",
-            "If they are left over from a broken installation, drop them; if they are yours, give sqla_neoq a schema "
-            "of its own: migrate(..., schema='neoq').",
+def _refuse_tables_elsewhere(connection: Connection) -> None:
+    """Refuse tables that the search_path finds in another schema than the one it creates tables in.
+
+    An application with a schema for each tenant would else see the tables of ``public`` and make none for the tenant;
+    and take down those of ``public`` when it removes the tenant's.
+    """
+    found = connection.execute(
+        text(
+            "SELECT n.nspname AS there, current_schema() AS here FROM pg_class AS c "
+            "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE c.oid = to_regclass('neoq_meta') AND n.nspname IS DISTINCT FROM current_schema()"
         )
+    ).one_or_none()
+    if found is not None:
+        raise SchemaError(
+            f"the search_path finds tables of sqla_neoq in schema {found.there!r}, but creates new ones in "
+            f"{found.here!r}; nothing was changed",
+            f"Say which are meant: schema={found.there!r}, or schema={found.here!r}.",
+        )
+
+
+def _taken_names(connection: Connection, schema: str | None) -> list[str]:
+    """Return which of our names are taken; without our version row, what has them is not ours, or is half of ours."""
+    names = [*sorted(TABLES), "neoq_claim_tokens"]
+    found = connection.execute(
+        text(
+            "SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = coalesce(:schema, current_schema()) AND relname = ANY(string_to_array(:names, ',')) "
+            "ORDER BY relname"
+        ),
+        {"schema": schema, "names": ",".join(names)},
+    )
+    return list(found.scalars())
 
 
 def _refuse_to_lose_jobs(connection: Connection, schema: str | None) -> None:
     prefix = qualifier(schema)
+    # What is counted must not grow before it is gone.
+    _execute(connection, f"LOCK TABLE {prefix}neoq_jobs IN ACCESS EXCLUSIVE MODE")
     unfinished = _execute(
         connection, f"SELECT count(*) FROM {prefix}neoq_jobs WHERE status IN ('new', 'failed', 'running')"
     ).scalar()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CATALOG: Final = """
 WITH place AS (SELECT CAST(:place AS regnamespace) AS oid),
 ours AS (SELECT c.oid, c.relname FROM pg_class AS c, place
-         WHERE c.relnamespace = place.oid AND c.relname = ANY(CAST(:tables AS text[])))
+         WHERE c.relnamespace = place.oid AND c.relname = ANY(string_to_array(:tables, ',')))
 SELECT 'table ' || relname AS what, '' AS how FROM ours
 UNION ALL
 SELECT 'column ' || relname || '.' || a.attname,
@@ -84,7 +84,8 @@ def differences(connection: Connection, steps: Iterable[str], *, schema: str | N
 
 def _catalog(connection: Connection, place: Any) -> dict[str, str]:
     quoted = connection.scalar(text("SELECT quote_ident(:place)"), {"place": place})
-    tables = "{" + ",".join(sorted(TABLES)) + "}"
+    # As one text, because each driver has its own idea of a list.
+    tables = ",".join(sorted(TABLES))
     rows = connection.execute(text(_CATALOG), {"place": quoted, "tables": tables})
     # The same object is written with another schema before its name; that one difference is meant.
     return {what: " ".join(how.replace(f"{quoted}.", "").replace("pg_temp.", "").split()) for what, how in rows}

@@ -172,8 +172,8 @@ EXECUTE FUNCTION {prefix}neoq_wake()"""
 
 
 def down(prefix: str) -> Iterator[str]:
-    """Yield the statements that remove everything that :func:`up` created."""
+    """Yield the statements that remove everything that :func:`up` created, or what is left of it."""
     for table in ("neoq_jobs", "neoq_dead_jobs", "neoq_workers", "neoq_failures", "neoq_meta"):
-        yield f"DROP TABLE {prefix}{table}"
-    yield f"DROP FUNCTION {prefix}neoq_wake()"
-    yield f"DROP SEQUENCE {prefix}neoq_claim_tokens"
+        yield f"DROP TABLE IF EXISTS {prefix}{table}"
+    yield f"DROP FUNCTION IF EXISTS {prefix}neoq_wake()"
+    yield f"DROP SEQUENCE IF EXISTS {prefix}neoq_claim_tokens"
