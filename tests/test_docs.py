@@ -36,7 +36,6 @@ from enum import Enum
 from pathlib import Path
 
 import click
-import click.testing
 import psycopg
 import pytest
 from alembic.operations import Operations
@@ -401,7 +400,7 @@ def test_every_flag_and_its_variable_is_in_the_reference_of_the_command_line(com
 
 
 def test_the_help_of_run_has_a_line_for_each_signal():
-    said, _, _ = click.testing.CliRunner().invoke(cli.run, ["--help"]).output.partition("Options:")
+    said, _, _ = cli.run.get_help(click.Context(cli.run)).partition("Options:")
     lines = [line.split()[0] for line in said.splitlines() if line.startswith("  ") and line.split()[0].isupper()]
     assert {"TERM,", "QUIT", "TSTP", "HUP"} <= set(lines)
 
