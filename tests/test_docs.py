@@ -427,13 +427,11 @@ def test_every_exit_code_is_in_the_reference_of_the_command_line():
 
 API = DOCS / "reference" / "api.md"
 BESIDE_THE_TOP_LEVEL = {
-    "migrate": migrations.migrate,
-    "upgrade": migrations.upgrade,
-    "downgrade": migrations.downgrade,
-    "installed_version": migrations.installed_version,
-    "verify": migrations.verify,
-    "check": migrations.check,
-    "statements": migrations.statements,
+    **{
+        name: function
+        for name, function in vars(migrations).items()
+        if inspect.isfunction(function) and function.__module__ == migrations.__name__ and name[0] != "_"
+    },
     "EmbeddedServer": embedded.EmbeddedServer,
     "TextFormatter": logs.TextFormatter,
     "JsonFormatter": logs.JsonFormatter,
