@@ -9,6 +9,7 @@ from support import eventually
 from support.running import ago, in_thread
 
 from sqla_neoq import Failure, Runner, RunnerConfig, SchemaError, handler, migrations
+from sqla_neoq.migrations.quoting import qualifier
 
 
 @handler("work", max_retries=0)
@@ -158,7 +159,7 @@ def test_two_that_install_the_tables_at_once_install_them_once_where_they_are_to
 @pytest.mark.neoq("S18")
 def test_a_role_that_may_only_read_and_write_the_tables_runs_jobs(place):
     role = make_url(place.url).database + "_worker"
-    schema = place.prefix.rstrip(".") or "public"
+    schema = qualifier(place.sql("SELECT current_schema()") if place.schema is None else place.schema).rstrip(".")
     place.sql(f"CREATE ROLE {role}")
     try:
         place.sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}".replace(":", r"\:"))
@@ -178,8 +179,8 @@ def test_a_role_that_may_only_read_and_write_the_tables_runs_jobs(place):
 @pytest.mark.neoq("N13")
 def test_a_search_path_that_leads_nowhere_does_not_matter_where_the_schema_is_named(place):
     engine = place.make_engine(settings="-csearch_path=")
-    options = {"schema": "public"} if place.schema is None else {}
+    schema = place.sql("SELECT current_schema()") if place.schema is None else place.schema
     id_ = place.enqueue("work", "fail").id
-    assert place.drain(work, database=engine, **options).dead == 1
+    assert place.drain(work, database=engine, schema=schema).dead == 1
     engine.dispose()
     assert [row.job_id for row in place.rows(Failure)] == [id_]
