@@ -6,7 +6,7 @@ IN_VENV := $(VENV)/bin/python -m
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench bench-smoke clean
+.PHONY: help venv demo chaos test lint format bench bench-smoke clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,10 @@ venv: $(VENV)/.develop  ## create or update .venv with everything that developin
 
 demo: $(VENV)/.run  ## count the standard library through the queue, with a PostgreSQL of its own (examples/catalog)
 	@cd examples && ../$(IN_VENV) catalog demo
+
+chaos: $(VENV)/.run  ## the demo from the start, its runners killed in the middle five times over
+	@rm -rf .demo/chaos
+	@cd examples && ../$(IN_VENV) catalog demo --directory ../.demo/chaos --kills 5
 
 test: $(VENV)/.develop  ## run the tests on a real PostgreSQL, by default one of their own
 	@$(IN_VENV) pytest $(PYTEST_ARGS)

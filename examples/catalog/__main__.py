@@ -74,7 +74,8 @@ def report_command(engine: Engine, root: Path) -> None:
     help="Where the embedded database and the runners' logs are kept.  [default: .demo in the repository]",
 )
 @click.option("--runners", type=click.IntRange(1), default=2, show_default=True, help="How many processes work.")
-def demo_command(url: str | None, root: Path, directory: Path, runners: int) -> None:
+@click.option("--kills", type=click.IntRange(0), default=0, help="How many times all of them are killed meanwhile.")
+def demo_command(url: str | None, root: Path, directory: Path, runners: int, kills: int) -> None:
     """Do everything: migrate, enqueue, run, report; exit 0 if all is equal.
 
     The environment names no database here: the demo must not end up in one that matters.
@@ -86,7 +87,7 @@ def demo_command(url: str | None, root: Path, directory: Path, runners: int) -> 
             url = stack.enter_context(EmbeddedServer(directory)).url
         engine = engine_for(url)
         stack.callback(engine.dispose)
-        sys.exit(not demo.demo(engine, root, directory, runners))
+        sys.exit(not demo.demo(engine, root, directory, runners, kills))
 
 
 if __name__ == "__main__":

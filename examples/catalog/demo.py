@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from signal import SIGKILL
+from threading import Timer
 from typing import TYPE_CHECKING
 
 import click
@@ -34,10 +37,10 @@ wait $runner; status=$?
 kill -KILL $guard 2>/dev/null
 exit $status
 """
-KILLED = 128 + 9
+KILLED = (128 + SIGKILL, -SIGKILL)  # the runner, or the guard with it
 
 
-def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
+def demo(engine: Engine, root: Path, logs: Path, runners: int, kills: int = 0) -> bool:
     """Bring every Python file under ``root`` through the queue; return whether the report finds everything equal.
 
     Args:
@@ -45,6 +48,7 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
         root: the folder to catalogue.
         logs: the folder for the runners' logs.
         runners: how many processes share the work.
+        kills: how many times all of them are killed in the middle of it.
     """
     migrate(engine)
     click.echo(f"{enqueue_files(engine, root):,} new files under {root}, each added with its job in one transaction")
@@ -55,7 +59,8 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
         click.echo(f"{runners} runners at work on {jobs:,} jobs; their logs are in {logs}")
     while _unfinished(engine):
         time.sleep(_seconds_to_next(engine))
-        run(engine, logs, runners)
+        run(engine, logs, runners, kill=kills > 0)
+        kills -= 1
     if jobs:
         seconds = time.monotonic() - started
         click.echo(
@@ -65,8 +70,8 @@ def demo(engine: Engine, root: Path, logs: Path, runners: int) -> bool:
     return compare(engine, root).show()
 
 
-def run(engine: Engine, logs: Path, runners: int) -> None:
-    """Let ``runners`` processes run all jobs that are due."""
+def run(engine: Engine, logs: Path, runners: int, *, kill: bool = False) -> None:
+    """Let ``runners`` processes run all jobs that are due; with ``kill``, kill each of them after some seconds."""
     command = [sys.executable, "-m", "sqla_neoq.run", "catalog.tasks", "--burst"]
     # Two threads, because parsing holds the interpreter's lock; five seconds, because no job takes as long.
     command += ["--concurrency", "2", "--shutdown-timeout", "5s"]
@@ -88,12 +93,21 @@ def run(engine: Engine, logs: Path, runners: int) -> None:
             # Closes the pipe and waits for the end, also after Ctrl-C: the runner drains while its database is there.
             stack.callback(process.communicate)
             processes.append(process)
+            if kill:
+                timer = Timer(random.uniform(1, 4), _kill, [process])
+                timer.start()
+                stack.callback(timer.cancel)
         codes = [process.wait() for process in processes]
     for number, code in enumerate(codes, 1):
-        if code == KILLED:
+        if code in KILLED:
             click.echo("a runner was killed; what it was at will be done by another")
         elif code:
             raise click.ClickException(f"a runner ended with exit code {code}; see {logs}/runner-{number}.log")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, SIGKILL)
 
 
 def _unfinished(engine: Engine) -> int:
