@@ -523,8 +523,8 @@ def catalogue() -> list[tuple[str, str]]:
     """Return (table, name) of every column, index and constraint."""
     found = []
     for table in Base.metadata.sorted_tables:
-        names = [*table.columns.keys(), *(index.name for index in table.indexes), *(c.name for c in table.constraints)]
-        found += [(table.name, str(name)) for name in names]
+        names = {*table.columns.keys(), *(index.name for index in table.indexes), *(c.name for c in table.constraints)}
+        found += [(table.name, name) for name in sorted(map(str, names))]  # in one order for all xdist workers
     return found
 
 
