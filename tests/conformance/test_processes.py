@@ -38,6 +38,10 @@ def work(job):
             time.sleep(60)
         case "fail":
             raise ValueError("no")
+
+@handler("other")
+def other(job):
+    os.write(1, f"ran {job.id}\\n".encode())
 """
 # A clock that everything in the process believes: the interpreter runs this before anything else.
 WRONG_CLOCK = """
@@ -73,13 +77,13 @@ def ran(processes):
     return sorted(int(id_) for process in processes for id_ in re.findall(r"^ran (\d+)$", process.stdout, re.MULTILINE))
 
 
-@pytest.mark.neoq("T13", "T20", "S40", "S60", "S61", "N14")
-def test_two_processes_share_the_jobs_of_a_third_that_only_enqueues(place, pair, done):
+@pytest.mark.neoq("T13", "T20", "S40", "S60", "S61", "N09", "N14")
+def test_two_processes_share_the_jobs_that_a_third_enqueues_on_two_queues(place, pair, done):
     for _ in range(2):
         place.enqueue(QUEUE, "meet")
     done(2)
     for number in range(30):
-        place.enqueue(QUEUE, run_after=timedelta(milliseconds=10 * (number % 10)))
+        place.enqueue((QUEUE, "other")[number % 2], run_after=timedelta(milliseconds=10 * (number % 10)))
     done(32)
     assert ran(pair) == sorted(place.statuses())
     assert all(ran([process]) for process in pair)
