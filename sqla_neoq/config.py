@@ -57,6 +57,8 @@ class RunnerConfig:
         self._duration("shutdown_timeout", self.shutdown_timeout, timedelta(0), timedelta(days=7))
         if self.retention is not None:
             self._duration("retention", self.retention, timedelta(0), _AGE_OF_THE_WORLD)
+        if not isinstance(self.listen, bool):
+            raise ConfigurationError(f"listen={self.listen!r}: expected True or False")
         for field in fields(self):
             if field.name in {"listen_url", "schema", "name"}:
                 text = getattr(self, field.name)

@@ -67,7 +67,11 @@ def sidekiq(*, cap: timedelta = timedelta(days=7), rng: random.Random = _jitter)
     From 15-44 s after the first failure over 10 hours at ``n`` = 14 to 2.7 days at ``n`` = 22; 24 attempts take
     about two weeks. The formula is that of Sidekiq's "Error Handling" page; neoq's own left the first retry without
     jitter.
+
+    Raises:
+        ValueError: ``cap`` is negative, or longer than :data:`LONGEST_DELAY`.
     """
+    checked_delay("cap", cap)
 
     def delay(retries: int) -> timedelta:
         # Compared before it becomes a timedelta: n⁴ outgrows a timedelta at n = 17,000.
@@ -103,13 +107,15 @@ def exponential(
         raise ValueError(f"factor={factor!r}: expected a number from 1 to 1000")
     if not 0 <= jitter <= 1:
         raise ValueError(f"jitter={jitter!r}: expected a share from 0 to 1")
-    longest = cap.total_seconds()
+    shortest, longest = first.total_seconds(), cap.total_seconds()
+    # A float overflows at once where an int would grow for minutes.
+    base = float(factor)
 
     def delay(retries: int) -> timedelta:
         try:
-            seconds = first.total_seconds() * factor**retries
+            seconds = shortest * base**retries
         except OverflowError:
-            seconds = longest
+            seconds = longest if shortest else 0.0
         seconds = min(seconds, longest)
         return timedelta(seconds=min(seconds * (1 + jitter * rng.random()), longest))
 
