@@ -305,7 +305,7 @@ def _serve(runner: Runner, flags: dict[str, Any], line: Line | None) -> Ended:
         ended = runner.run(burst=flags["burst"])
         if ended is Ended.RESTART and begin_anew is not None:
             begin_anew()
-        _let_end()
+        _let_end(anew=ended is Ended.RESTART)
     if flags["burst"]:
         log.info("burst ended: %s", describe(runner.counts, time.monotonic() - began))
     return ended
@@ -337,9 +337,13 @@ def _take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
 
 
-def _let_end() -> None:
-    """Let nothing interrupt the end that has begun. If it is a new beginning, signals wait for that."""
+def _let_end(*, anew: bool) -> None:
+    """Let nothing interrupt the end that has begun; if it is a new beginning, signals wait for that."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    if not anew:
+        for number in _HELD_BACK:
+            # Blocked means here; a thread that is stuck in a job would still take the signal, and die of it.
+            signal.signal(number, signal.SIG_IGN)
 
 
 _HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -348,7 +352,7 @@ _HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 def _start_anew(directory: Path, failures: int = 0) -> NoReturn:
     """Replace this process by a new one with the same command line, under the same process id."""
     log.info("starting anew")
-    _let_end()
+    _let_end(anew=True)
     logging.shutdown()
     os.chdir(directory)
     os.environ[_FAILURES] = str(failures)
@@ -375,7 +379,7 @@ def _supervise(context: click.Context) -> int:
             log.warning("--reload is not for production")
             around.enter_context(watching(flags["app_dir"], supervisor.restart))
         code = supervisor.run()
-        _let_end()
+        _let_end(anew=False)
         return code
 
 

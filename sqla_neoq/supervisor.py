@@ -399,8 +399,8 @@ class Line:
         while order:
             health = runner.health()
             state = NOT_LIVE if not health.live else READY if health.ready else NOT_READY
-            self._end.settimeout(1.0 if state == READY else 0.05)
             try:
+                self._end.settimeout(1.0 if state == READY else 0.05)
                 if state != told:
                     self._end.send(state)
                     told = state

@@ -41,8 +41,10 @@ def unchanged_process(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     root = logging.getLogger()
     handlers, level, modules = list(root.handlers), root.level, set(sys.modules)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for number, handler in before.items():
         signal.signal(number, handler)
     logging.captureWarnings(False)

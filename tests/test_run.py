@@ -2,14 +2,10 @@
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
-import sys
-from contextlib import suppress
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -20,6 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from support import eventually
 from support.processes import environment, python
+from support.terminals import Terminal
 
 from sqla_neoq import enqueue
 from sqla_neoq.models import Job, Worker
@@ -125,27 +122,13 @@ def test_a_burst_on_a_terminal_shows_its_progress_on_one_line(tmp_path, database
     gate = tmp_path / "gate"
     waiting(session, gate)
     session.commit()
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        command = python("-m", "sqla_neoq.run", "worktasks", "--burst")
-        os.execvpe(sys.executable, command, environment({"DATABASE_URL": database_url}))
-    shown = b""
-
-    def show():
-        nonlocal shown
-        if select.select([terminal], [], [], 0)[0]:
-            with suppress(OSError):  # at its end
-                shown += os.read(terminal, 4096)
-        return shown
-
-    eventually(lambda: b"0 jobs in" in show(), within=20, why=show)
-    gate.touch()
-    eventually(lambda: b"1 processed\r\n" in show(), within=20, why=show)
-    _, status = os.waitpid(pid, 0)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert b"INFO" not in shown
+    command = python("-m", "sqla_neoq.run", "worktasks", "--burst")
+    with Terminal(command, cwd=tmp_path, env=environment({"DATABASE_URL": database_url})) as terminal:
+        eventually(lambda: "0 jobs in" in terminal.shown, within=20, why=lambda: terminal.shown)
+        gate.touch()
+        eventually(lambda: "1 processed\r\n" in terminal.shown, within=20, why=lambda: terminal.shown)
+        assert terminal.popen.wait(20) == 0
+        assert "INFO" not in terminal.shown
 
 
 def test_log_lines_are_json_on_request(neoq, session):
@@ -289,19 +272,12 @@ def test_a_restart_waits_for_a_database_that_is_away(run_process, tmp_path, serv
 
 def test_a_hup_from_the_terminals_closing_ends_the_process(tmp_path, database_url, session):
     (tmp_path / "worktasks.py").write_text(TASKS)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        said = os.open("said", os.O_WRONLY | os.O_CREAT)
-        os.dup2(said, 2)
-        command = python("-m", "sqla_neoq.run", "worktasks")
-        os.execvpe(sys.executable, command, environment({"DATABASE_URL": database_url}))
-    try:
-        eventually(lambda: workers(session) == {pid}, within=20)
-    finally:
-        os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    command = python("-m", "sqla_neoq.run", "worktasks")
+    env = environment({"DATABASE_URL": database_url})
+    with Terminal(command, cwd=tmp_path, env=env, errors_to=tmp_path / "said") as terminal:
+        eventually(lambda: workers(session) == {terminal.popen.pid}, within=20)
+        terminal.close()
+        assert terminal.popen.wait(20) == 0
     assert "starting anew" not in (tmp_path / "said").read_text()
 
 

@@ -5,7 +5,6 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -20,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import eventually
 from support.processes import environment, python
+from support.terminals import Terminal
 
 from sqla_neoq import supervisor
 from sqla_neoq.supervisor import Supervisor
@@ -302,22 +302,14 @@ def test_systemds_watchdog_hears_that_the_parent_lives(start, tmp_path):
 def test_a_hup_from_the_terminals_closing_is_an_end_and_no_restart(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
     (tmp_path / "child.py").write_text(CHILD)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        out = os.open("out", os.O_WRONLY | os.O_CREAT)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.execvpe(sys.executable, python("parent.py", "1"), environment({}))
-    try:
-        eventually(lambda: " ready " in (tmp_path / "out").read_text() if (tmp_path / "out").exists() else False)
-    finally:
-        os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    said = (tmp_path / "out").read_text()
-    assert " told d" in said
-    assert " told r" not in said
+    said = tmp_path / "said"
+    command = ["/bin/sh", "-c", 'exec "$@" >&2', "sh", *python("parent.py", "1")]
+    with Terminal(command, cwd=tmp_path, env=environment({}), errors_to=said) as terminal:
+        eventually(lambda: " ready " in said.read_text())
+        terminal.close()
+        assert terminal.popen.wait(20) == 0
+    assert " told d" in said.read_text()
+    assert " told r" not in said.read_text()
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))
@@ -364,6 +356,9 @@ def line():
     assert not os.get_inheritable(number)
     with ours:
         yield taken, ours
+    for thread in threading.enumerate():
+        if thread.name == "neoq-line":
+            thread.join(10)
     taken._end.close()
 
 
