@@ -71,6 +71,7 @@ def up(
     if create_schema and schema is None:
         raise click.UsageError("--create-schema needs --schema")
     with _transaction(url) as connection:
+        migrations.lock(connection, schema)
         if create_schema and not _has_schema(connection, schema):
             connection.exec_driver_sql(f"CREATE SCHEMA {quote(str(schema))}", execution_options={"no_parameters": True})
         before = migrations.installed_version(connection, schema=schema)

@@ -29,6 +29,7 @@ from sqla_neoq.migrations import drift, indexes, step_0001
 from sqla_neoq.migrations.failures import explained, refuse_autocommit, refuse_foreign
 from sqla_neoq.migrations.indexes import Index
 from sqla_neoq.migrations.quoting import qualifier
+from sqla_neoq.migrations.reference import reference_directory as reference_directory
 from sqla_neoq.models import TABLES, Base
 
 if TYPE_CHECKING:
