@@ -108,7 +108,7 @@ class Task(_Policy, Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name!r} on queue {self.queue!r}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function itself."""
         result: R = self.function(*args, **kwargs)
         return result
@@ -138,7 +138,7 @@ class Task(_Policy, Generic[P, R]):
         copy.options = merged
         return copy
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def job(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Make a job of a call to this task, for ``enqueue_many``.
 
         Raises:
