@@ -181,7 +181,7 @@ class Handler(_Policy):
     ) -> None:
         super().__init__(
             function,
-            name=_name_of(function),
+            name=_name_of(function, stacklevel=4),
             queue=queue,
             max_retries=max_retries,
             timeout=timeout,
@@ -240,10 +240,10 @@ def task(
         ValueError: an option that cannot be.
     """
 
-    def decorate(function: Callable[P, R]) -> Task[P, R]:
+    def decorate(function: Callable[P, R], stacklevel: int = 3) -> Task[P, R]:
         return Task(
             function,
-            name=_name_of(function) if name is None else name,
+            name=_name_of(function, stacklevel) if name is None else name,
             queue=queue,
             priority=priority,
             max_retries=max_retries,
@@ -251,7 +251,7 @@ def task(
             backoff=backoff,
         )
 
-    return decorate if function is None else decorate(function)
+    return decorate if function is None else decorate(function, stacklevel=4)
 
 
 def handler(
@@ -304,7 +304,7 @@ def checked_concurrency(concurrency: object, name: str = "concurrency") -> int |
     return concurrency
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., Any], stacklevel: int) -> str:
     module = getattr(function, "__module__", None)
     name = f"{module}:{getattr(function, '__qualname__', repr(function))}"
     if module == "__main__":
@@ -312,7 +312,7 @@ def _name_of(function: Callable[..., Any]) -> str:
             f"the task {name!r} is defined in __main__, where a worker will not find it under that name; "
             "move it to a module, or give it a name",
             NeoqWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
     return name
 
