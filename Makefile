@@ -23,6 +23,9 @@ chaos: $(VENV)/.run  ## the demo from the start, its runners killed in the middl
 test: $(VENV)/.develop  ## run the tests on a real PostgreSQL, by default one of their own
 	@$(IN_VENV) pytest $(PYTEST_ARGS)
 
+test-matrix: $(VENV)/.develop  ## run the tests of the Alembic plugin with each kind of Alembic that hosts may have
+	@$(IN_VENV) pytest -m matrix
+
 lint: $(VENV)/.develop  ## check style, types and the direction of imports
 	@$(IN_VENV) ruff check
 	@$(IN_VENV) ruff format --check

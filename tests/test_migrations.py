@@ -5,15 +5,19 @@ import io
 import subprocess
 import textwrap
 import threading
+from contextlib import contextmanager
+from datetime import timedelta
 
 import psycopg
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import create_engine, event, inspect, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from support import eventually
+from support.hosts import psql
 from support.processes import environment, python
 from support.servers import libpq
 from support.wakeups import ears
@@ -21,6 +25,7 @@ from support.wakeups import ears
 from sqla_neoq import enqueue, migrations, statements
 from sqla_neoq.errors import SchemaError, SchemaMissing, SchemaOutdated, SchemaTooNew
 from sqla_neoq.migrations import LATEST, downgrade, installed_version, migrate, upgrade, verify
+from sqla_neoq.migrations.indexes import Index
 from sqla_neoq.migrations.quoting import qualifier, quote
 
 ODD = 'the "queue"\'s 100%s :odd \\ 🚀'
@@ -82,9 +87,11 @@ def second_step(monkeypatch):
         @staticmethod
         def up(prefix):
             yield f"ALTER TABLE {prefix}neoq_jobs ADD COLUMN colour text"
+            yield Index("neoq_jobs_colour_key", "neoq_jobs", "(colour) WHERE colour <> ':x'", unique=True)
 
         @staticmethod
         def down(prefix):
+            yield f"DROP INDEX IF EXISTS {prefix}neoq_jobs_colour_key"
             yield f"ALTER TABLE {prefix}neoq_jobs DROP COLUMN colour"
 
     monkeypatch.setattr(migrations, "_STEPS", (*migrations._STEPS[:1], Step))
@@ -370,3 +377,332 @@ def test_an_async_driver_that_takes_one_statement_at_a_time_installs_too(empty):
 def test_whoever_only_installs_or_looks_does_not_import_alembic():
     code = "import sys, sqla_neoq.migrations; sys.exit('alembic' in sys.modules)"
     assert subprocess.run(python("-c", code), env=environment({})).returncode == 0
+
+
+# Indexes on tables in use ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def revision(engine):
+    """Yield ``op`` as a revision has it, in a transaction that Alembic began and commits."""
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        with context.begin_transaction():
+            yield Operations(context)
+
+
+def valid(connection, name="neoq_jobs_colour_key", schema=None):
+    query = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"
+    return connection.scalar(text(query), {"name": f"{qualifier(schema)}{name}"})
+
+
+@pytest.fixture
+def ran(empty):
+    """The statements that ran on the empty database's engine."""
+    statements = []
+    event.listen(empty, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    return statements
+
+
+def test_an_index_on_a_table_in_use_is_made_with_the_step_by_default(connection, second_step):
+    migrate(operations(connection), 0, 2)
+    assert valid(connection)
+    migrate(operations(connection), 2, 1)
+    assert valid(connection) is None
+
+
+@SCHEMAS
+def test_concurrently_such_an_index_is_built_after_the_step_is_committed(empty, second_step, ran, schema):
+    with revision(empty) as op:
+        migrate(op, 0, 1, schema=schema)
+    with revision(empty) as op:
+        migrate(op, 1, 2, schema=schema, concurrently=True)
+    (built,) = [statement for statement in ran if "CONCURRENTLY" in statement]
+    assert built.startswith("CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS neoq_jobs_colour_key")
+    with empty.connect() as connection:
+        assert valid(connection, schema=schema)
+        assert installed_version(connection, schema=schema) == 2
+        assert migrations.check(connection, schema=schema) == []
+    ran.clear()
+    with revision(empty) as op:
+        migrate(op, 1, 2, schema=schema, concurrently=True)
+    assert not [statement for statement in ran if "CREATE" in statement]
+
+
+def test_an_invalid_index_is_reported_and_the_same_call_replaces_it(empty, second_step):
+    with empty.begin() as connection:
+        upgrade(connection, to=2, concurrently=True)
+        assert valid(connection) is None
+        connection.execute(text("INSERT INTO neoq_jobs (queue, colour) VALUES ('q', 'red'), ('q', 'red')"))
+    with pytest.raises(IntegrityError, match="neoq_jobs_colour_key"), revision(empty) as op:
+        migrate(op, 1, 2, concurrently=True)
+    with empty.begin() as connection:
+        assert valid(connection) is False
+        (sentence,) = migrations.check(connection)
+        assert sentence.startswith("index neoq_jobs_colour_key is ")
+        assert " INVALID, and should be " in sentence
+        connection.execute(text("UPDATE neoq_jobs SET colour = id::text"))
+    with revision(empty) as op:
+        migrate(op, 1, 2, concurrently=True)
+    with empty.connect() as connection:
+        assert valid(connection)
+        assert migrations.check(connection) == []
+        assert connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0
+
+
+def test_of_two_that_build_at_once_the_second_waits_and_builds_nothing(empty, second_step, ran):
+    with empty.begin() as connection:
+        upgrade(connection, concurrently=True)
+    autocommit = empty.execution_options(isolation_level="AUTOCOMMIT")
+    errors = []
+
+    def build():
+        try:
+            with autocommit.connect() as connection:
+                migrations.build_indexes(connection)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    with empty.connect() as busy:
+        # Who builds waits for this transaction, and so do both.
+        busy.execute(text("INSERT INTO neoq_jobs (queue) VALUES ('q')"))
+        for thread in threads:
+            thread.start()
+        eventually(lambda: [s for s in ran if "CONCURRENTLY" in s] and sum("try_advisory" in s for s in ran) >= 4)
+        busy.commit()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert errors == []
+    assert sum("CONCURRENTLY" in statement for statement in ran) == 1
+    with empty.connect() as connection:
+        assert valid(connection)
+
+
+def test_building_lifts_the_timeouts_and_puts_them_back(empty, second_step):
+    with empty.begin() as connection:
+        upgrade(connection, concurrently=True)
+    seen = []
+
+    def look(connection, cursor, statement, *_):
+        if "CONCURRENTLY" in statement:
+            cursor.execute("SELECT current_setting('lock_timeout') || current_setting('statement_timeout')")
+            seen.append(cursor.fetchone()[0])
+
+    event.listen(empty, "before_cursor_execute", look)
+    with empty.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("SET lock_timeout = '3s'"))
+        connection.execute(text("SET statement_timeout = '4s'"))
+        migrations.build_indexes(connection)
+        assert connection.scalar(text("SHOW lock_timeout")) == "3s"
+        assert connection.scalar(text("SHOW statement_timeout")) == "4s"
+    assert seen == ["00"]
+
+
+def test_building_within_a_transaction_is_refused_and_says_so(connection, second_step):
+    upgrade(connection, concurrently=True)
+    with pytest.raises(SchemaError, match="cannot be built CONCURRENTLY within a transaction") as refusal:
+        migrations.build_indexes(connection)
+    assert "AUTOCOMMIT" in refusal.value.remedy
+
+
+def test_concurrently_in_a_transaction_that_alembic_did_not_begin_is_refused_before_anything_changes(connection):
+    before = there(connection)
+    with pytest.raises(SchemaError, match=r"this env.py began the transaction itself; nothing was changed"):
+        migrate(operations(connection), 0, 1, concurrently=True)
+    assert there(connection) == before
+
+
+@SCHEMAS
+def test_the_offline_script_builds_concurrently_after_its_commit(empty, second_step, schema):
+    script = io.StringIO()
+    opts = {"as_sql": True, "output_buffer": script, "literal_binds": True}
+    context = MigrationContext.configure(dialect_name="postgresql", opts=opts)
+    with context.begin_transaction():
+        migrate(Operations(context), 0, 2, schema=schema, concurrently=True)
+    lines = [line for line in script.getvalue().splitlines() if line in {"BEGIN;", "COMMIT;"} or "CONCURRENTLY" in line]
+    assert [line.split()[0] for line in lines] == ["BEGIN;", "COMMIT;", "CREATE", "BEGIN;", "COMMIT;"]
+    done = psql(empty.url.render_as_string(hide_password=False), script.getvalue())
+    assert (done.returncode, done.stderr) == (0, "")
+    with empty.connect() as connection:
+        assert migrations.check(connection, schema=schema) == []
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_in_autocommit_is_refused(empty):
+    with empty.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        before = there(connection)
+        for change in (upgrade, downgrade, lambda connection: migrate(operations(connection), 0, 1)):
+            with pytest.raises(SchemaError, match="in autocommit, so a migration that fails would stay half done"):
+                change(connection)
+        assert there(connection) == before
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ("CREATE TABLE neoq_jobs (id integer)", "neoq_jobs"),
+        ("CREATE TABLE neoq_meta (id integer)", "neoq_meta"),
+        ("CREATE TABLE neoq_meta (version text)", "neoq_meta"),
+        ("CREATE VIEW neoq_workers AS SELECT 1", "neoq_workers"),
+        ("CREATE SEQUENCE neoq_claim_tokens", "neoq_claim_tokens"),
+    ],
+)
+def test_what_has_our_names_and_is_not_ours_is_refused_by_name(connection, made, named):
+    connection.execute(text(made))
+    before = there(connection)
+    sentence = f"^there is {named} already, which this release did not make; nothing was changed"
+    with pytest.raises(SchemaError, match=sentence) as refusal:
+        upgrade(connection)
+    assert "schema of its own" in refusal.value.remedy
+    assert there(connection) == before
+
+
+def test_other_objects_with_our_names_are_a_sentence_too(empty):
+    with empty.begin() as connection:
+        connection.execute(text("CREATE FUNCTION neoq_wake() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'"))
+        before = there(connection)
+    sentence = r"a name that sqla_neoq uses is taken; nothing was changed: .*neoq_wake"
+    with pytest.raises(SchemaError, match=sentence), empty.begin() as connection:
+        upgrade(connection)
+    with empty.connect() as connection:
+        assert there(connection) == before
+
+
+def test_a_half_made_installation_is_refused_and_the_remedy_s_lines_clear_it_away(connection):
+    before = there(connection)
+    upgrade(connection)
+    connection.execute(text("DELETE FROM neoq_meta"))
+    connection.execute(text("DROP TABLE neoq_workers"))
+    with pytest.raises(SchemaError, match="neoq_dead_jobs, neoq_failures, neoq_jobs, neoq_meta already") as refusal:
+        upgrade(connection)
+    assert "python -m sqla_neoq.migrate sql --from 1 --to 0" in refusal.value.remedy
+    for statement in migrations.statements(1, 0):
+        execute(connection, statement)
+    assert there(connection) == before
+    upgrade(connection)
+    assert migrations.check(connection) == []
+
+
+def test_a_downgrade_that_cannot_count_the_jobs_is_refused_and_forced_takes_the_rest(empty):
+    with empty.begin() as connection:
+        before = there(connection)
+        upgrade(connection)
+        connection.execute(text("DROP TABLE neoq_jobs"))
+    sentence = "belongs to the installed version is not there; nothing was changed"
+    with pytest.raises(SchemaError, match=sentence), empty.begin() as connection:
+        downgrade(connection)
+    with empty.begin() as connection:
+        assert installed_version(connection) == LATEST
+        downgrade(connection, force=True)
+        assert there(connection) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "sentence"),
+    [
+        ("0", {"lock_timeout": timedelta(milliseconds=50)}, "waited longer than lock_timeout for a lock"),
+        ("500ms", {}, "was cancelled, by statement_timeout or by somebody"),
+    ],
+)
+def test_a_timeout_that_is_hit_is_a_sentence_and_changes_nothing(empty, second_step, setting, options, sentence):
+    with empty.begin() as connection:
+        upgrade(connection, to=1)
+        before = there(connection)
+    with empty.connect() as holder:
+        holder.execute(text("INSERT INTO neoq_jobs (queue) VALUES ('q')"))
+        impatient = create_engine(
+            empty.url, poolclass=NullPool, connect_args={"options": f"-c statement_timeout={setting}"}
+        )
+        whole = f"{sentence}.*; nothing was changed"
+        with pytest.raises(SchemaError, match=whole) as refusal, impatient.begin() as connection:
+            upgrade(connection, **options)
+        # Where a traceback ends is what somebody reads.
+        assert refusal.value.__notes__ == [refusal.value.remedy]
+    with empty.connect() as connection:
+        assert there(connection) == before
+        assert installed_version(connection) == 1
+
+
+def test_the_lock_timeout_of_the_application_s_session_is_as_it_was(connection):
+    connection.execute(text("SET lock_timeout = '7s'"))
+    upgrade(connection)
+    assert connection.scalar(text("SHOW lock_timeout")) == "7s"
+
+
+def test_a_schema_that_is_not_there_is_a_sentence_with_either_driver(empty):
+    sentence = "the schema is not there; nothing was changed"
+    with pytest.raises(SchemaError, match=sentence), empty.begin() as connection:
+        upgrade(connection, schema="nowhere")
+
+    async def install():
+        engine = create_async_engine(empty.url.set(drivername="postgresql+asyncpg"), poolclass=NullPool)
+        async with engine.connect() as connection:
+            with pytest.raises(SchemaError, match=sentence):
+                await connection.run_sync(lambda connection: upgrade(connection, schema="nowhere"))
+        await engine.dispose()
+
+    asyncio.run(install())
+
+
+def test_a_table_of_the_application_s_that_refers_to_jobs_keeps_them(empty):
+    with empty.begin() as connection:
+        upgrade(connection)
+        connection.execute(text("CREATE TABLE mine (job_id bigint REFERENCES neoq_jobs)"))
+    sentence = r"something of the application's depends on the tables.*mine"
+    with pytest.raises(SchemaError, match=sentence), empty.begin() as connection:
+        downgrade(connection)
+    with empty.connect() as connection:
+        assert migrations.check(connection) == []
+
+
+def test_tables_that_the_search_path_finds_elsewhere_are_not_taken_for_those_that_are_meant(connection):
+    upgrade(connection, schema="public")
+    execute(connection, f"SET LOCAL search_path TO {quote(ODD)}, public")
+    before = there(connection)
+    for change in (upgrade, downgrade, lambda connection: migrate(operations(connection), 0, 1)):
+        with pytest.raises(SchemaError, match=r"in schema 'public', but creates new ones in .*; nothing was changed"):
+            change(connection)
+    assert there(connection) == before
+    assert verify(connection) == LATEST
+
+
+# Drift ----------------------------------------------------------------------------------------------------------------
+
+
+DRIFT = {
+    "ALTER TABLE neoq_jobs DROP COLUMN crashes CASCADE": "column neoq_jobs.crashes is missing: smallint NOT NULL",
+    "ALTER TABLE neoq_jobs ADD COLUMN mine text": "column neoq_jobs.mine should not be there: text",
+    "ALTER TABLE neoq_jobs ALTER COLUMN task TYPE varchar(9)": "neoq_jobs.task is character varying(9), and should be",
+    "ALTER TABLE neoq_jobs ALTER COLUMN priority SET DEFAULT 7": "priority is smallint NOT NULL DEFAULT 7, and should",
+    "ALTER TABLE neoq_jobs ALTER COLUMN queue DROP NOT NULL": "queue is text, and should be text NOT NULL",
+    "ALTER TABLE neoq_jobs DROP CONSTRAINT neoq_jobs_status_known": "neoq_jobs_status_known of neoq_jobs is missing",
+    "DROP INDEX neoq_jobs_claim_idx": "index neoq_jobs_claim_idx is missing",
+    "DROP TRIGGER neoq_jobs_wake ON neoq_jobs": "trigger neoq_jobs_wake of neoq_jobs is missing",
+    "ALTER TABLE neoq_jobs DISABLE TRIGGER neoq_jobs_wake": "(not enabled: D), and should be",
+    "CREATE OR REPLACE FUNCTION neoq_wake() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'": "function neoq_wake() is",
+    "DROP TABLE neoq_failures": "table neoq_failures is missing",
+    "DROP SEQUENCE neoq_claim_tokens": "sequence neoq_claim_tokens is missing",
+}
+
+
+@pytest.mark.parametrize(("change", "sentence"), DRIFT.items())
+def test_check_names_what_is_not_as_its_version_should_be(connection, change, sentence):
+    upgrade(connection)
+    assert migrations.check(connection) == []
+    connection.execute(text(change))
+    assert any(sentence in found for found in migrations.check(connection)), migrations.check(connection)
+
+
+def test_check_works_with_the_asynchronous_driver(empty):
+    async def look():
+        engine = create_async_engine(empty.url.set(drivername="postgresql+asyncpg"), poolclass=NullPool)
+        async with engine.connect() as connection:
+            await connection.run_sync(upgrade)
+            assert await connection.run_sync(migrations.check) == []
+        await engine.dispose()
+
+    asyncio.run(look())

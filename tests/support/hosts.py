@@ -188,7 +188,7 @@ class Host:
         done = self.run(*arguments)
         assert done.returncode != 0, done.stdout + done.stderr
         _, _, said = done.stderr.rpartition("\nsqla_neoq.errors.")
-        return said or done.stderr
+        return said or done.stdout + done.stderr
 
     def written(self):
         """Return the text of the newest revision file."""
