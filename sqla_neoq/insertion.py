@@ -81,7 +81,7 @@ async def insert_async(handle: AsyncHandle, jobs: Sequence[NewJob]) -> list[Enqu
     # By their method and not by their class, because importing those classes needs greenlet. An async_scoped_session
     # has none of its own, but hands out its AsyncSession when it is called.
     holder: Any = handle
-    if type(handle).__name__ == "async_scoped_session":
+    if "async_scoped_session" in _kinds(handle):
         holder = holder.registry()
     run_sync: Callable[..., Any] | None = getattr(holder, "run_sync", None)
     if run_sync is None:
@@ -124,7 +124,7 @@ def options_of(handle: object, *, asynchronous: str = "await enqueue_async() ins
     if isinstance(handle, Connection):
         return handle.get_execution_options()
     remedy = _remedy(handle, "pass a Session, or a Connection from engine.begin()")
-    if hasattr(handle, "run_sync") or type(handle).__name__ == "async_scoped_session":
+    if hasattr(handle, "run_sync") or "async_scoped_session" in _kinds(handle):
         remedy = f"; {asynchronous}"
     raise TypeError(
         f"session={handle!r}: expected a SQLAlchemy Session or Connection, got {type(handle).__name__}{remedy}"
@@ -132,13 +132,17 @@ def options_of(handle: object, *, asynchronous: str = "await enqueue_async() ins
 
 
 def _remedy(handle: object, better: str) -> str:
-    match type(handle).__name__:
-        case "Engine" | "AsyncEngine":
-            return f", which has no transaction to join; {better}"
-        case "sessionmaker" | "async_sessionmaker":
-            return "; call it, and pass the session it makes"
-        case _:
-            return ""
+    kinds = _kinds(handle)
+    if kinds & {"Engine", "OptionEngine", "AsyncEngine"}:
+        return f", which has no transaction to join; {better}"
+    if kinds & {"sessionmaker", "async_sessionmaker"}:
+        return "; call it, and pass the session it makes"
+    return ""
+
+
+def _kinds(handle: object) -> set[str]:
+    """Return the names of the handle's classes."""
+    return {kind.__name__ for kind in type(handle).__mro__}
 
 
 def _check_size(payload: str, limit: int) -> None:

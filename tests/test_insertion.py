@@ -559,9 +559,13 @@ async def an_async_connection(engine):
         yield AsyncHeld(connection, connection.commit, connection.rollback, connection.begin_nested)
 
 
+class OurScopedSession(async_scoped_session):
+    """As a host may have it."""
+
+
 @asynccontextmanager
 async def an_async_scoped_session(engine):
-    session = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    session = OurScopedSession(async_sessionmaker(engine), scopefunc=asyncio.current_task)
     yield AsyncHeld(session, session.commit, session.rollback, session.begin_nested)
     await session.remove()
 
@@ -687,6 +691,10 @@ def async_of(engine):
     ("make", "sentence"),
     [
         (
+            lambda engine: engine.execution_options(a=1),
+            "got OptionEngine, which has no transaction to join; pass a Sess",
+        ),
+        (
             lambda engine: engine,
             "session=Engine.*got Engine, which has no transaction to join; pass a Session, or a Connection",
         ),
@@ -710,6 +718,7 @@ def async_of(engine):
         (async_of, "got AsyncEngine, which has no transaction to join; pass a Session"),
     ],
     ids=[
+        "OptionEngine",
         "Engine",
         "sessionmaker",
         "class",
