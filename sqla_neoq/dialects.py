@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -150,6 +151,12 @@ def engine_of(database: str | URL, *, pool: bool = True, size: int = 5) -> Engin
     if not pool:
         return create_engine(url, poolclass=NullPool, connect_args=connect_args)
     return create_engine(url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=connect_args)
+
+
+def cancel_statement(driver_connection: Any) -> None:
+    """Cancel the statement that a connection is running, if it is running one; from another thread."""
+    if driver_connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        driver_connection.cancel_safe(timeout=5.0)
 
 
 def cut(driver_connection: Any) -> None:

@@ -91,6 +91,8 @@ class Dispatcher(Service):
         self.wakes = 0
         # Set in burst mode; called once nothing is due and nothing is in flight.
         self.on_drained: Callable[[], None] | None = None
+        # What the database said when it refused a round of a drain for good.
+        self.refusal: BaseException | None = None
         self._link = link
         self._pool = pool
         self._resolve = resolve
@@ -110,6 +112,7 @@ class Dispatcher(Service):
         self._wakes_seen = 0
         self._hungry: frozenset[str] = frozenset()
         self._backlog = False
+        self._given_up = False
 
     # --- called from other threads ---
 
@@ -131,6 +134,12 @@ class Dispatcher(Service):
         """Wake the thread."""
         self._pool.poke()
 
+    def give_up(self) -> None:
+        """End without what could not be written in time; its jobs are rescued as from a dead runner."""
+        self._given_up = True
+        self._link.cut_if_late(float("inf"))
+        self._pool.poke()
+
     @property
     def away(self) -> bool:
         """Whether the database did not answer the last time."""
@@ -139,10 +148,14 @@ class Dispatcher(Service):
     # --- the thread ---
 
     def serve(self) -> None:
-        """Go round until stopped, then until everything that was claimed here is written."""
+        """Go round until stopped, then until everything that was claimed here is written, or given up."""
         while True:
             outcomes = self._unwritten + self._pool.take_outcomes()
             self._unwritten = outcomes
+            if self._given_up:
+                log.error("%d outcomes could not be written before the runner had to end", len(outcomes))
+                self._link.close()
+                return
             if not self.claiming:
                 self._pool.give_back_ready()
                 outcomes += self._pool.take_outcomes()
@@ -207,10 +220,9 @@ class Dispatcher(Service):
         self._reconnecting.succeeded()
         self._hand_out(jobs)
         if turn is Turn.SUSPECT:
-            self.quarantine.claimed(monotonic(), found=bool(jobs))
+            self.quarantine.claimed(monotonic(), jobs[0].id if jobs else None)
         if outcomes:
-            if any(outcome.job.crashes for outcome in outcomes):
-                self.quarantine.ended()
+            self.quarantine.ended([outcome.job.id for outcome in outcomes if outcome.job.crashes])
             self._on_settled(outcomes, lost)
             self._note_delays(outcomes)
         if wants and turn is not Turn.SUSPECT:
@@ -282,7 +294,7 @@ class Dispatcher(Service):
                 wants, _ = self._pool.wants()
                 suspects = claim_suspect(connection, self.claimant, wants)
             if suspects:
-                self.quarantine.claimed(monotonic(), found=True)
+                self.quarantine.claimed(monotonic(), suspects[0].id)
                 self._hand_out(suspects)
             else:
                 self.on_drained()
@@ -312,8 +324,7 @@ class Dispatcher(Service):
             # Without free slots nothing but the end of a run can change anything.
             if free and turn is Turn.OTHERS:
                 until = min(until, self._next_poll)
-            # In the past for as long as a suspect runs on: then nothing changes by itself any more.
-            if (change := self.quarantine.changes_at()) is not None and change > now:
+            if (change := self.quarantine.changes_at(now)) is not None:
                 until = min(until, change)
         if self.claiming and self._backlog:
             low = self._pool.half_ready()
@@ -322,8 +333,14 @@ class Dispatcher(Service):
 
     def _wait_for_database(self, error: BaseException) -> None:
         delay = self._reconnecting.next_delay()
+        # A table or a right that is missing: it may come back, in a deploy, but a drain does not wait for that.
+        refused = isinstance(error, ProgrammingError)
         if self._reconnecting.failures == 1 or self._reconnecting.failures % 20 == 0:
-            log.warning("the database is away (%s); trying again in %.1f s", _first_line(error), delay)
+            what = "the database refuses what the runner asks" if refused else "the database is away"
+            log.warning("%s (%s); trying again in %.1f s", what, _first_line(error), delay)
+        if refused and self.on_drained is not None:
+            self.refusal = error
+            self.on_drained()
         self._link.close()
         self._backlog = False
         self._next_poll = 0.0

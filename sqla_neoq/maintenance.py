@@ -46,6 +46,7 @@ class LeaseEvents(NamedTuple):
 
     registered: Callable[[int], None]
     lost: Callable[[], None]
+    rescued: Callable[[], None]
     suspects: Callable[[], None]
     overdue: Callable[[], None]
     cancels: Callable[[Sequence[int]], None]
@@ -154,13 +155,16 @@ class Lease(Service):
             log.error("this runner was declared dead; it gives up what it ran and registers anew")
             self._events.lost()
             self.register()
-        if seen.suspects or rescued:
+        if rescued:
+            self._events.rescued()
+        if seen.suspects:
             self._events.suspects()
         if seen.overdue:
             self._events.overdue()
         if seen.cancels:
             self._events.cancels(seen.cancels)
-        return rescued < _RESCUE_BATCH
+        # After a rescue look again at once: there may be more, and suspects among what was rescued.
+        return not rescued
 
     def _rescue(self, connection: Connection) -> int:
         """Declare the silent dead, then take back what nobody runs; returns how many jobs that were."""

@@ -140,12 +140,12 @@ class Job(Base):
             "deadline",
             postgresql_where=text(f"deadline IS NOT NULL AND {WAITING_SQL}"),
         ),
-        # Suspects: jobs whose worker died under them. They are few, and claimed apart from all others.
+        # Suspects: jobs under which a worker died twice. They are few, and claimed apart from all others.
         Index(
             "neoq_jobs_suspect_idx",
             "queue",
             "run_after",
-            postgresql_where=text(f"crashes > 0 AND {WAITING_SQL}"),
+            postgresql_where=text(f"crashes > 1 AND {WAITING_SQL}"),
         ),
         # BRIN, because pruning may be slow to look but must cost the completion of a job next to nothing.
         Index("neoq_jobs_finished_idx", "finished_at", postgresql_using="brin"),

@@ -120,7 +120,7 @@ class WorkPool:
         self._idle = 0
         self._threads = 0
         self._runs: set[Run] = set()
-        self._stuck = 0
+        self._given_up: set[Run] = set()
         self._outcomes: list[Outcome] = []
         self._low = -1
         self._waiting = False
@@ -245,7 +245,7 @@ class WorkPool:
     @property
     def stuck(self) -> int:
         """How many runs were given up and still hold their threads."""
-        return self._stuck
+        return len(self._given_up)
 
     def tokens(self) -> set[int]:
         """Return the claim tokens of all jobs held here."""
@@ -259,6 +259,7 @@ class WorkPool:
 
     def expire(self, now: float) -> float:
         """Give up the runs that are past their timeout; return when the next one will be."""
+        self.cancel_given_up()
         with self._lock:
             late = [run for run in self._runs if run.expires <= now]
             soonest = min((run.expires for run in self._runs if run.expires > now), default=_FAR)
@@ -270,8 +271,15 @@ class WorkPool:
             run.ask_to_stop(StopReason.TIMEOUT)
         return soonest
 
-    def give_up_running(self, reason: StopReason) -> None:
-        """Ask every run to stop and put its job back, whether or not its thread obeys."""
+    def cancel_given_up(self) -> None:
+        """Cancel what given-up runs wait for in the database: it may have begun after they were told to stop."""
+        with self._lock:
+            runs = list(self._given_up)
+        for run in runs:
+            run.transaction.cancel()
+
+    def give_up_running(self, reason: StopReason) -> int:
+        """Ask every run to stop and put its job back, whether or not its thread obeys; return how many there were."""
         with self._lock:
             runs = list(self._runs)
             for run in runs:
@@ -279,6 +287,7 @@ class WorkPool:
                 self._abandon(run, Outcome(run.job, Verb.PUT_BACK), monotonic())
         for run in runs:
             run.ask_to_stop(reason)
+        return len(runs)
 
     def ask_to_stop(self, ids: Iterable[int] | None, reason: StopReason) -> None:
         """Ask some runs, or with None all, to stop; each ends as it will."""
@@ -293,7 +302,7 @@ class WorkPool:
         run.over = True
         self._end(run, outcome, now)
         if not run.definition.is_async:
-            self._stuck += 1
+            self._given_up.add(run)
             if not self._closing:
                 self._start_thread()
         elif self._turns:
@@ -312,7 +321,7 @@ class WorkPool:
         while True:
             with self._lock:
                 if run is not None and outcome is not None and not self._hand_in(run, outcome):
-                    self._stuck -= 1
+                    self._given_up.discard(run)
                     return
                 run = self._take()
                 while run is None:

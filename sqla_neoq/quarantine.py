@@ -1,18 +1,25 @@
 """When may a suspect run: pure policy.
 
-A *suspect* is a job whose worker died while it ran. One of the jobs that died with that worker may be what killed it,
-and the others are innocent. So suspects run one at a time, and as alone as can be had: the runner first lets its other
-jobs end, but waits for long ones only a moment; and takes no others while the suspect runs, but again only for a
-moment, since what kills a process mostly does so at once. Both bounds keep one suspect from costing much capacity.
+Whenever a worker dies, the jobs that it ran run again elsewhere at once, as any others: mostly it was killed from
+outside, and within ten seconds all of them shall be running. A *suspect* is a job under which that happened twice. One
+of them may be what kills the workers, and the others were only near it. So suspects run one at a time, and as alone as
+can be had, and the third run, after which a job that kills is dead, is one in which no innocent suffers.
+
+The runner first lets its other jobs end, but waits for long ones only a moment; and it takes nothing else, suspects
+included, while one runs, but again only for a moment, since what kills a process mostly does so at once. Both bounds
+keep a suspect from costing much capacity, and a long one from keeping the next waiting.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 HOLD: Final = 2.0
-"""Seconds to wait for the other jobs to end. Part of the ten seconds after which a dead worker's jobs run again."""
+"""Seconds to wait for the other jobs to end."""
 ALONE: Final = 5.0
 """Seconds that a suspect has the runner to itself."""
 
@@ -31,12 +38,13 @@ class Quarantine:
     def __init__(self) -> None:
         self.due = False
         self._held_since: float | None = None
-        self._running_since: float | None = None
+        self._alone: int | None = None
+        self._alone_until = 0.0
 
     def turn(self, now: float, in_flight: int) -> Turn:
         """Say what may be claimed now, with that many jobs in flight."""
-        if self._running_since is not None:
-            return Turn.NOTHING if now < self._running_since + ALONE else Turn.OTHERS
+        if now < self._alone_until:
+            return Turn.NOTHING
         if not self.due:
             return Turn.OTHERS
         if self._held_since is None:
@@ -45,19 +53,21 @@ class Quarantine:
             return Turn.SUSPECT
         return Turn.NOTHING
 
-    def changes_at(self) -> float | None:
-        """Return when the answer changes by itself, if it does."""
-        if self._running_since is not None:
-            return self._running_since + ALONE
-        return None if self._held_since is None else self._held_since + HOLD
+    def changes_at(self, now: float) -> float | None:
+        """Return when, after ``now``, the answer changes by itself, if it does."""
+        changes = self._alone_until if self._held_since is None else self._held_since + HOLD
+        return changes if changes > now else None
 
-    def claimed(self, now: float, *, found: bool) -> None:
-        """The turn of a suspect was used; ``found`` says whether there was one."""
+    def claimed(self, now: float, job: int | None) -> None:
+        """The turn of a suspect was used, on this job, or on none because there is none."""
         self._held_since = None
-        self._running_since = now if found else None
-        self.due = False
+        # Where there was one there may be another; that is looked for when this one has had its time.
+        self.due = job is not None
+        self._alone = job
+        self._alone_until = 0.0 if job is None else now + ALONE
 
-    def ended(self) -> None:
-        """The suspect ended; there may be another."""
-        self._running_since = None
-        self.due = True
+    def ended(self, jobs: Collection[int]) -> None:
+        """These jobs ended."""
+        if self._alone is not None and self._alone in jobs:
+            self._alone = None
+            self._alone_until = 0.0

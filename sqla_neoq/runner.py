@@ -128,6 +128,7 @@ class Runner:
         self._stop_requested = threading.Event()
         self._forced = threading.Event()
         self._quiet = False
+        self._told_to_stop = False
         self._stopped = False
         self._lock = threading.Lock()
         self._services: Services | None = None
@@ -195,11 +196,14 @@ class Runner:
         with self._lock:
             if self._services is not None or self._stopped:
                 raise RuntimeError("a Runner is started once; make another one")
-            self.check()
             try:
+                self.check()
                 self._services = self._compose()
             except (SQLAlchemyError, OSError) as error:
                 raise DatabaseUnavailable(f"the runner cannot register: {error}") from error
+            finally:
+                if self._services is None and self._own_engine:
+                    self._engine.dispose()
         log.info(
             "runner started",
             extra={"neoq": {"event": "started", "queues": dict(self.queues), "concurrency": self.config.concurrency}},
@@ -257,9 +261,12 @@ class Runner:
             self.quiet()
         elif number == getattr(signal, "SIGHUP", None):
             self.request_stop(Ended.RESTART)
-        elif number == getattr(signal, "SIGQUIT", None) or self._stop_requested.is_set():
+        elif number == getattr(signal, "SIGQUIT", None) or self._told_to_stop:
             self.force_stop()
         else:
+            # The first one drains, also when a restart is under way: that is called off, not cut short.
+            self._told_to_stop = True
+            self._ended = Ended.CLEAN
             self.request_stop()
 
     def __enter__(self) -> Self:
@@ -279,7 +286,7 @@ class Runner:
             burst: end once nothing is due and nothing runs.
 
         Raises:
-            DatabaseUnavailable, SchemaError: as :meth:`start`.
+            DatabaseUnavailable, SchemaError: as :meth:`start`; in a burst also when the database refuses a claim.
         """
         with Signals(self.on_signal):
             self.start()
@@ -289,6 +296,7 @@ class Runner:
                 self._stop_requested.wait()
             finally:
                 clean = self.stop()
+        self._raise_refusal()
         if self._forced.is_set() or not clean:
             return Ended.FORCED
         return self._ended or Ended.CLEAN
@@ -299,7 +307,7 @@ class Runner:
         Starts the runner if need be. Jobs whose ``run_after`` lies ahead are left alone.
 
         Raises:
-            DatabaseUnavailable, SchemaError: as :meth:`start`.
+            DatabaseUnavailable, SchemaError: as :meth:`start`; and when the database refuses a claim for good.
         """
         drained = threading.Event()
         if self._services is None:
@@ -310,9 +318,16 @@ class Runner:
                 pass
         finally:
             self.stop()
+        self._raise_refusal()
         return self._tally.counts
 
     # --- inside ---
+
+    def _raise_refusal(self) -> None:
+        """A drain or a burst does not wait for tables or rights to come back."""
+        refusal = None if self._services is None else self._services.dispatcher.refusal
+        if refusal is not None:
+            raise DatabaseUnavailable(f"the database refuses what the runner asks: {refusal}") from refusal
 
     def _on_drained(self, callback: Callable[[], None]) -> None:
         assert self._services is not None
@@ -396,6 +411,11 @@ class Runner:
             if listener is not None:
                 listener.set_worker(worker)
 
+        def lost() -> None:
+            # What has not started must not: another runner may have it by now.
+            pool.give_back_ready()
+            pool.ask_to_stop(None, StopReason.LOST)
+
         lease = Lease(
             links["lease"],
             config,
@@ -406,7 +426,8 @@ class Runner:
             options=self._options,
             events=LeaseEvents(
                 registered=registered,
-                lost=lambda: pool.ask_to_stop(None, StopReason.LOST),
+                lost=lost,
+                rescued=lambda: dispatcher.wake(None),
                 suspects=dispatcher.suspects_due,
                 overdue=housekeeper.overdue,
                 cancels=lambda ids: pool.ask_to_stop(ids, StopReason.CANCELLED),

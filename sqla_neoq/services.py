@@ -57,10 +57,15 @@ class Services:
         self.housekeeper.interrupt()
         clean = self._await_dispatcher(until, forced)
         if not clean:
-            log.warning("%d jobs did not finish in time and are given back", self.pool.in_flight)
-            self.pool.give_up_running(StopReason.SHUTDOWN)
+            cut_short = self.pool.give_up_running(StopReason.SHUTDOWN)
+            if cut_short:
+                log.warning("%d jobs did not finish in time and are given back", cut_short)
             self.pool.poke()
-            self._await_dispatcher(time.monotonic() + _FORCED_GRACE, None)
+            written = self._await_dispatcher(time.monotonic() + _FORCED_GRACE, None)
+            if not written:
+                self.dispatcher.give_up()
+            self.pool.cancel_given_up()
+            clean = written and not cut_short
         self.pool.close()
         self.loop.close()
         self.housekeeper.stop(2.0)

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from sqla_neoq.claim import completion
+from sqla_neoq.dialects import cancel_statement
 from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.insertion import connection_of
 
@@ -118,7 +119,7 @@ class RunTransaction:
             if self._driver_connection is None:
                 return
             try:
-                self._driver_connection.cancel_safe(timeout=5.0)
+                cancel_statement(self._driver_connection)
             except Exception:
                 log.warning("the statement of a timed-out job could not be cancelled", exc_info=True)
 

@@ -286,7 +286,7 @@ def test_a_job_that_was_put_back_used_up_no_retry(database, me):
 
 
 def test_suspects_are_claimed_apart_and_one_at_a_time(database, me):
-    suspects = [database.add(queue="q", status="failed", crashes=1) for _ in range(2)]
+    suspects = [database.add(queue="q", status="failed", crashes=2) for _ in range(2)]
     plain = database.add(queue="q")
     assert ids(take(database, me, "q")) == [plain]
     assert [job.id for job in take_suspects(database, me, "q")] == [suspects[0]]
@@ -294,11 +294,17 @@ def test_suspects_are_claimed_apart_and_one_at_a_time(database, me):
     assert take_suspects(database, me, "q") == []
 
 
+def test_a_job_whose_worker_died_once_is_claimed_like_any_other(database, me):
+    jobs = [database.add(queue="q", status="failed", crashes=1), database.add(queue="q")]
+    assert sorted(ids(take(database, me, "q"))) == jobs
+    assert take_suspects(database, me, "q") == []
+
+
 def test_a_suspect_must_be_due_known_wanted_and_before_its_deadline(database, me):
-    database.add(queue="q", crashes=1, run_after=ahead(60))
-    database.add(queue="q", crashes=1, task="m:unknown")
-    database.add(queue="other", crashes=1)
-    database.add(queue="q", crashes=1, deadline=ago(1))
+    database.add(queue="q", crashes=2, run_after=ahead(60))
+    database.add(queue="q", crashes=2, task="m:unknown")
+    database.add(queue="other", crashes=2)
+    database.add(queue="q", crashes=2, deadline=ago(1))
     assert take_suspects(database, me, "q") == []
     job = database.add(queue="q", crashes=2, task="m:f")
     (got,) = take_suspects(database, me, ("q", 1, False))
@@ -306,7 +312,7 @@ def test_a_suspect_must_be_due_known_wanted_and_before_its_deadline(database, me
 
 
 def test_a_retry_of_a_suspect_is_counted(database, me):
-    database.add(queue="q", status="failed", crashes=1, retries=1)
+    database.add(queue="q", status="failed", crashes=2, retries=1)
     assert take_suspects(database, me, "q")[0].retries == 2
 
 

@@ -276,7 +276,7 @@ def test_a_queue_at_its_limit_with_a_backlog_does_not_make_it_spin(rig, database
 
 
 def test_jobs_that_nobody_here_can_run_do_not_make_it_spin(rig, database):
-    for values in ({"task": "m:unknown"}, {"deadline": ago(1)}, {"crashes": 1, "task": "m:unknown"}):
+    for values in ({"task": "m:unknown"}, {"deadline": ago(1)}, {"crashes": 2, "task": "m:unknown"}):
         database.add(queue="q", **values)
     r = rig()
     r.start()
@@ -368,7 +368,7 @@ def test_in_a_rush_of_wakes_it_looks_by_itself_and_is_hungry_again_afterwards(ri
 
 
 def test_a_suspect_is_run_when_the_lease_has_seen_it(rig, database):
-    suspect = database.add(queue="q", status="failed", crashes=1)
+    suspect = database.add(queue="q", status="failed", crashes=2)
     r = rig()
     r.start()
     r.idle()
@@ -378,7 +378,7 @@ def test_a_suspect_is_run_when_the_lease_has_seen_it(rig, database):
 
 
 def test_suspects_run_one_after_the_other_and_alone(rig, database):
-    suspects = [database.add(queue="q", status="failed", crashes=1) for _ in range(3)]
+    suspects = [database.add(queue="q", status="failed", crashes=2) for _ in range(3)]
     inside, together, gate = [], [], Gate()
 
     def work(job):
@@ -399,7 +399,7 @@ def test_suspects_run_one_after_the_other_and_alone(rig, database):
 def test_others_wait_while_a_suspect_runs_but_not_for_long(rig, database, monkeypatch):
     monkeypatch.setattr(quarantine_module, "ALONE", 0.2)
     gate = Gate()
-    suspect = database.add(queue="q", status="failed", crashes=1)
+    suspect = database.add(queue="q", status="failed", crashes=2)
     r = rig(lambda job: gate() if job.id == suspect else None)
     r.start()
     r.idle()
@@ -415,7 +415,7 @@ def test_others_wait_while_a_suspect_runs_but_not_for_long(rig, database, monkey
 def test_a_suspect_that_runs_on_and_on_does_not_make_it_spin(rig, database, monkeypatch):
     monkeypatch.setattr(quarantine_module, "ALONE", 0.05)
     gate = Gate()
-    database.add(queue="q", status="failed", crashes=1)
+    database.add(queue="q", status="failed", crashes=2)
     r = rig(lambda job: gate())
     r.start()
     r.idle()
@@ -436,7 +436,7 @@ def test_a_suspect_does_not_wait_for_ever_for_the_jobs_that_run(rig, database, m
     r = rig(lambda job: gate() if job.id == long else None)
     r.start()
     gate.await_arrived(1)
-    suspect = database.add(queue="q", status="failed", crashes=1)
+    suspect = database.add(queue="q", status="failed", crashes=2)
     r.dispatcher.suspects_due()
     eventually(lambda: r.ended == [(suspect, Verb.COMPLETE)])
     gate.open()
@@ -732,7 +732,7 @@ def test_it_is_not_drained_before_a_job_that_another_left_behind_at_the_last_mom
 
 
 def test_suspects_are_run_before_it_is_drained(rig, database):
-    suspects = [database.add(queue="q", status="failed", crashes=1) for _ in range(2)]
+    suspects = [database.add(queue="q", status="failed", crashes=2) for _ in range(2)]
     drained = threading.Event()
     r = rig()
     r.dispatcher.on_drained = drained.set

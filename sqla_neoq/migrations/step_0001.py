@@ -71,7 +71,7 @@ CREATE TABLE {prefix}neoq_jobs (
         f"CREATE INDEX neoq_jobs_deadline_idx ON {prefix}neoq_jobs (deadline) WHERE deadline IS NOT NULL AND {_WAITING}"
     )
     yield (
-        f"CREATE INDEX neoq_jobs_suspect_idx ON {prefix}neoq_jobs (queue, run_after) WHERE crashes > 0 AND {_WAITING}"
+        f"CREATE INDEX neoq_jobs_suspect_idx ON {prefix}neoq_jobs (queue, run_after) WHERE crashes > 1 AND {_WAITING}"
     )
     yield (
         f"CREATE INDEX neoq_jobs_finished_idx ON {prefix}neoq_jobs USING brin (finished_at) WITH (autosummarize = on)"

@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import OID, REGCLASS
 
 from sqla_neoq.models import claim_tokens
-from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, recordset, waiting, workers
+from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, recordset, suspect, waiting, workers
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, Select
@@ -141,7 +141,7 @@ def _in_lane(lane: Any) -> ColumnElement[bool]:
         jobs.c.priority == lane.priority,
         waiting(),
         jobs.c.run_after <= clock,
-        jobs.c.crashes == ZERO,
+        ~suspect(),
     )
 
 
@@ -223,7 +223,7 @@ def claim_due() -> Select[Any]:
 
 @cache
 def claim_suspect() -> Select[Any]:
-    """Claim one due suspect of ``:wanted`` and ``:tasks`` for ``:worker``: a job whose worker once died under it."""
+    """Claim one due suspect of ``:wanted`` and ``:tasks`` for ``:worker``: a job under which workers died twice."""
     wanted = recordset("wanted", "wanted", column("queue", Text), column("slots", Integer), column("handler", Boolean))
     picked = (
         select(jobs.c.id)
@@ -231,7 +231,7 @@ def claim_suspect() -> Select[Any]:
         .where(
             registered(),
             waiting(),
-            jobs.c.crashes > ZERO,
+            suspect(),
             jobs.c.run_after <= clock,
             runnable(wanted.c.handler),
         )

@@ -35,7 +35,6 @@ from sqla_neoq.statements.claiming import runnable
 from sqla_neoq.statements.housekeeping import overdue
 from sqla_neoq.statements.parts import (
     ONE,
-    ZERO,
     array,
     bury_rows,
     clock,
@@ -44,6 +43,7 @@ from sqla_neoq.statements.parts import (
     recordset,
     running,
     seconds,
+    suspect,
     waiting,
     workers,
 )
@@ -116,7 +116,7 @@ def beat() -> Select[Any]:
     stale = exists().where(workers.c.id != me, workers.c.heartbeat_at < clock - seconds("stale"))
     suspects = exists().where(
         jobs.c.queue == wanted.c.queue,
-        jobs.c.crashes > ZERO,
+        suspect(),
         waiting(),
         jobs.c.run_after <= clock,
         runnable(wanted.c.handler),

@@ -83,6 +83,11 @@ def running() -> ColumnElement[bool]:
     return jobs.c.status == literal_column("'running'")
 
 
+def suspect() -> ColumnElement[bool]:
+    """Whether workers died under the job more than once: then it runs apart from the others, see quarantine."""
+    return jobs.c.crashes > ONE
+
+
 def seconds(name: str) -> ColumnElement[Any]:
     """A parameter in seconds, as an interval."""
     return bindparam(name, type_=Double) * literal_column("interval '1 second'")
