@@ -12,6 +12,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 from support import eventually
 from support.hosts import CUSTOMER, MODELS, Host, psql, scalar, there
+from support.packages import make_venv
 from support.processes import ROOT
 
 from sqla_neoq import Runner, RunnerConfig, enqueue, enqueue_many, migrations, task
@@ -79,6 +80,24 @@ def test_an_asynchronous_env_py(host, url, engine, driver):
     app.ini(f"sqlalchemy.url = {url.replace('+psycopg', f'+{driver}').replace('%', '%%')}")
     app.customers()
     app.queue(more=", concurrently=True")
+    app.alembic("upgrade", "head")
+    assert_installed(engine)
+    assert CLEAN in app.alembic("check")
+    app.alembic("downgrade", "base")
+    assert_nothing_left(engine)
+
+
+@pytest.mark.matrix
+def test_another_synchronous_driver(host, url, engine, tmp_path):
+    app = host(python=make_venv(tmp_path / "venv", "psycopg2-binary", borrow=True))
+    app.ini(f"sqlalchemy.url = {url.replace('+psycopg', '+psycopg2').replace('%', '%%')}")
+    app.customers()
+    app.queue(more=", concurrently=True")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE FUNCTION neoq_wake() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'"))
+    assert "a name that sqla_neoq uses is taken; nothing was changed" in app.refused("upgrade", "head")
+    with engine.begin() as connection:
+        connection.execute(text("DROP FUNCTION neoq_wake()"))
     app.alembic("upgrade", "head")
     assert_installed(engine)
     assert CLEAN in app.alembic("check")
@@ -263,6 +282,44 @@ def work():
 DONE = '    op.create_table("done", sa.Column("job", sa.BigInteger(), nullable=False))'
 
 
+NEXT_RELEASE = "from support import release_two\nrelease_two.become()\n"
+NEEDS_TWO = f"{NEXT_RELEASE}from sqla_neoq import cli, migrations\nmigrations.OLDEST_USABLE = 2\ncli.main()\n"
+
+
+def test_a_runner_that_needs_newer_tables_exits_with_4_and_the_lines_to_paste_which_help(
+    host, url, engine, run_process
+):
+    app = host(before=NEXT_RELEASE)
+    app.revision("start", DONE)
+    app.queue()
+    app.alembic("upgrade", "head")
+    (app.directory / "mytasks.py").write_text(TASKS)
+    (app.directory / "needs_two.py").write_text(NEEDS_TWO)
+    env = {"NEOQ_DATABASE_URL": url, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+    def work():
+        return run_process("run", "mytasks", "--burst", module="needs_two", cwd=app.directory, env=env)
+
+    with engine.begin() as connection:
+        enqueue(connection, "default", task="mytasks:work")
+    process = work()
+    assert process.wait(60) == 4
+    assert "the tables of sqla_neoq have version 1 (on the connection's search_path); this release needs 2" in (
+        process.stderr
+    )
+    lines = process.stderr.splitlines()
+    (up,) = [line[4:] for line in lines if "neoq.migrate(op, 1, 2)" in line]
+    (down,) = [line[4:] for line in lines if "neoq.migrate(op, 2, 1)" in line]
+    app.revision("pasted", up, down)
+    app.alembic("upgrade", "head")
+    process = work()
+    assert process.wait(60) == 0, process.output
+    assert scalar(engine, "SELECT count(*) FROM done") == 1
+    app.alembic("downgrade", "-1")
+    with engine.connect() as connection:
+        assert installed_version(connection) == 1
+
+
 @contextmanager
 def producers(url, number=2):
     """Enqueue from several threads until the end; yields what they saw: errors, and the ids of the jobs."""
@@ -294,7 +351,7 @@ def producers(url, number=2):
 def test_an_upgrade_while_runners_of_both_releases_work_loses_nothing_and_holds_nobody_up(
     host, url, engine, run_process
 ):
-    app = host(before="import support.release_two\n")
+    app = host(before=NEXT_RELEASE)
     app.revision("start", DONE)
     app.queue()
     app.queue(1, 2, ", concurrently=True, lock_timeout=timedelta(seconds=1)")
@@ -496,6 +553,15 @@ def test_a_worker_without_any_ddl_right_does_all_its_work(host, engine, role):
         refused(worker_engine, sql)
     with owner.connect() as connection:
         assert migrations.check(connection, schema="the queue") == []
+
+
+def test_a_database_that_is_away_is_the_driver_s_sentence(host):
+    app = host()
+    app.customers()
+    app.ini("sqlalchemy.url = postgresql+psycopg://u:secret@127.0.0.1:1/d")
+    said = app.refused("upgrade", "head")
+    assert "connection failed" in said
+    assert "secret" not in said
 
 
 def test_whoever_may_not_create_tables_is_told_so_and_nothing_is_changed(host, engine, role):

@@ -1,4 +1,4 @@
-"""A made-up next release, whose tables have version 2: importing this module turns the installed one into it.
+"""A made-up next release, whose tables have version 2: :func:`become` turns the installed one into it.
 
 ``python -m support.release_two run mytasks`` is its command line.
 """
@@ -24,11 +24,15 @@ class StepTwo:
             yield f"ALTER TABLE {prefix}{table} DROP COLUMN note"
 
 
-migrations._STEPS = (*migrations._STEPS[:1], StepTwo)
-migrations.LATEST = 2
-migrations.OLDEST_USABLE = 1
+def become() -> None:
+    """Make the installed release this one."""
+    migrations._STEPS = (*migrations._STEPS[:1], StepTwo)
+    migrations.LATEST = 2
+    migrations.OLDEST_USABLE = 1
+
 
 if __name__ == "__main__":
     from sqla_neoq.cli import main
 
+    become()
     main()
