@@ -179,6 +179,8 @@ class Runner:
         """
         try:
             with self._engine.connect() as connection:
+                # Or it stays open in the pool of a runner that may never start.
+                connection.detach()
                 migrations.verify(connection, schema=self._schema)
         except (SQLAlchemyError, OSError) as error:
             where = self._engine.url.render_as_string(hide_password=True)
@@ -196,14 +198,11 @@ class Runner:
         with self._lock:
             if self._services is not None or self._stopped:
                 raise RuntimeError("a Runner is started once; make another one")
+            self.check()
             try:
-                self.check()
                 self._services = self._compose()
             except (SQLAlchemyError, OSError) as error:
                 raise DatabaseUnavailable(f"the runner cannot register: {error}") from error
-            finally:
-                if self._services is None and self._own_engine:
-                    self._engine.dispose()
         log.info(
             "runner started",
             extra={"neoq": {"event": "started", "queues": dict(self.queues), "concurrency": self.config.concurrency}},

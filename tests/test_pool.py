@@ -458,6 +458,22 @@ def test_the_statement_of_a_run_past_its_timeout_is_cancelled(make_pool):
 # Stopping ------------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_given_up_run_begins_afterwards_is_cancelled_at_the_next_look(make_pool):
+    pool, gate = make_pool(), Gate()
+    pool.submit([(job(), running(gate, timeout=SHORT))])
+    gate.await_arrived(1)
+    (run,) = pool._runs
+    pool.expire(time.monotonic() + LATER)
+    run.transaction.was_cancelled = False
+    pool.expire(time.monotonic())
+    assert run.transaction.was_cancelled
+    gate.open()
+    eventually(lambda: pool.stuck == 0)
+    run.transaction.was_cancelled = False
+    pool.expire(time.monotonic())
+    assert not run.transaction.was_cancelled
+
+
 def test_a_forced_stop_gives_running_jobs_back_whether_or_not_they_obey(make_pool):
     pool, gate, seen = make_pool(concurrency=2), Gate(), []
 
@@ -469,7 +485,8 @@ def test_a_forced_stop_gives_running_jobs_back_whether_or_not_they_obey(make_poo
     jobs = [job(), job()]
     pool.submit([(one, running(stubborn)) for one in jobs])
     gate.await_arrived(2)
-    pool.give_up_running(StopReason.SHUTDOWN)
+    assert pool.give_up_running(StopReason.SHUTDOWN) == 2
+    assert pool.give_up_running(StopReason.SHUTDOWN) == 0
     outcomes = pool.take_outcomes()
     assert sorted((outcome.job.id, outcome.verb) for outcome in outcomes) == [(one.id, Verb.PUT_BACK) for one in jobs]
     assert pool.in_flight == 0
