@@ -3,10 +3,12 @@
 By default only with this environment's own Alembic; ``make test-matrix`` runs all.
 """
 
+from textwrap import indent
+
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
-from support.hosts import Host, there
+from support.hosts import Host, excerpt, there
 from support.packages import ask, build_wheel, make_venv
 
 from sqla_neoq import migrations
@@ -37,7 +39,7 @@ _interpreters = {}
 def python(release, tmp_path_factory):
     """Return the interpreter of an environment with that Alembic, made once a run."""
     if release not in _interpreters:
-        wheel = build_wheel(tmp_path_factory.getbasetemp().parent / "wheel")
+        wheel = build_wheel(tmp_path_factory)
         directory = tmp_path_factory.mktemp("venv")
         if release == HERE:
             _interpreters[release] = make_venv(directory, str(wheel), borrow=True)
@@ -94,7 +96,9 @@ def test_include_object_hides_our_tables_and_no_others(host, engine):
 
 @with_plugins
 def test_with_opting_in_autogenerate_writes_the_call_and_its_reverse_which_work(release, host, engine):
-    app = host(configure=OPT_IN)
+    app = host()
+    arguments = "            connection=connection, target_metadata=target_metadata\n"
+    app.edit_env(f"        context.configure(\n{arguments}        )\n", indent(excerpt("Autogenerate"), " " * 8))
     app.customers()
     app.alembic("upgrade", "head")
     before = there(engine)

@@ -5,13 +5,14 @@ import threading
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
+from textwrap import indent
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 from support import eventually
-from support.hosts import CUSTOMER, MODELS, Host, psql, scalar, there
+from support.hosts import CUSTOMER, MODELS, Host, excerpt, psql, scalar, there
 from support.packages import make_venv
 from support.processes import ROOT
 
@@ -119,19 +120,6 @@ def test_several_schemas(host, engine):
     assert_nothing_left(engine, schemas=("public", "queue"))
 
 
-TENANTS = """\
-    with connectable.connect() as connection:
-        for tenant in context.get_x_argument(as_dictionary=True)["tenants"].split(","):
-            connection.exec_driver_sql(f'CREATE SCHEMA IF NOT EXISTS "{tenant}"')
-            connection.exec_driver_sql(f'SET search_path TO "{tenant}", public')
-            connection.commit()
-            connection.dialect.default_schema_name = tenant
-            context.configure(connection=connection, target_metadata=target_metadata)
-            with context.begin_transaction():
-                context.run_migrations()
-"""
-
-
 def test_a_schema_for_each_tenant_by_search_path(host, engine):
     app = host()
     app.edit_env(
@@ -144,7 +132,7 @@ def test_a_schema_for_each_tenant_by_search_path(host, engine):
         with context.begin_transaction():
             context.run_migrations()
 """,
-        TENANTS,
+        "    with connectable.connect() as connection:\n" + indent(excerpt("A schema for each tenant"), " " * 8),
     )
     app.customers()
     app.queue()
@@ -164,6 +152,41 @@ def test_a_schema_for_each_tenant_by_search_path(host, engine):
     assert "finds tables of sqla_neoq in schema 'public', but creates new ones in 'acme'; nothing was changed" in said
     assert "Say which are meant: schema='public', or schema='acme'." in said
     assert_installed(engine, "public")
+
+
+USE = """
+from models import Report
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqla_neoq import Job, enqueue
+import os
+
+with Session(create_engine(os.environ["NEOQ_DATABASE_URL"])) as session, session.begin():
+    report = Report(job_id=enqueue(session, "reports").id)
+    session.add(report)
+    session.flush()
+    assert report.job.queue == "reports"
+    session.delete(session.get(Job, report.job_id))
+    session.flush()
+    session.refresh(report)
+    assert report.job_id is None
+"""
+
+
+def test_a_table_of_the_application_s_that_refers_to_jobs(host, engine):
+    app = host(models=excerpt("Foreign keys to jobs"))
+    app.queue()
+    app.alembic("upgrade", "head")
+    app.alembic("revision", "--autogenerate", "-m", "reports")
+    assert "sa.ForeignKeyConstraint(['job_id'], ['neoq_jobs.id'], ondelete='SET NULL')" in app.written()
+    assert app.written().count("op.") == 2
+    app.alembic("upgrade", "head")
+    assert CLEAN in app.alembic("check")
+    (app.directory / "use.py").write_text(USE)
+    done = app.run(module="use")
+    assert done.returncode == 0, done.stderr
+    app.alembic("downgrade", "base")
+    assert_nothing_left(engine)
 
 
 def test_a_naming_convention_of_the_application_s_leaves_our_names_alone(host, engine):
@@ -400,7 +423,7 @@ def test_an_upgrade_while_runners_of_both_releases_work_loses_nothing_and_holds_
 def test_two_deploys_at_once_both_succeed_where_env_py_takes_the_lock(host, engine):
     app = host(before="from sqla_neoq import migrations as neoq\n")
     online = "        with context.begin_transaction():\n            context.run_migrations()\n"
-    app.edit_env(online, online.replace(":\n", ":\n            neoq.lock(connection)\n", 1))
+    app.edit_env(online, indent(excerpt("When deploys overlap"), " " * 8))
     app.customers()
     app.queue()
     assert [code for code, _ in at_once(app, "upgrade", "head")] == [0, 0]

@@ -25,7 +25,7 @@ print(migrations.reference_directory())
 
 @pytest.fixture
 def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.getbasetemp().parent / "wheel")
+    return build_wheel(tmp_path_factory)
 
 
 def assert_installed(url):

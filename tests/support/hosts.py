@@ -91,6 +91,14 @@ def _psql():
     return found
 
 
+def excerpt(title):
+    """Return the first block of Python under a heading of docs/how-to/migrations.md."""
+    document = (ROOT / "docs" / "how-to" / "migrations.md").read_text("utf-8")
+    found = re.search(rf"^## {re.escape(title)}$.*?^```python no-run\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
 class Host:
     """An application in ``directory`` whose database is ``url``.
 

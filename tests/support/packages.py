@@ -1,6 +1,7 @@
 """The package as users get it: built into a wheel, and installed into virtual environments of its own."""
 
 import fcntl
+import os
 import subprocess
 import sys
 import venv
@@ -11,8 +12,10 @@ import sqlalchemy
 from support.processes import ROOT, environment
 
 
-def build_wheel(directory):
-    """Build the wheel into ``directory``, once for all processes that ask; returns its path."""
+def build_wheel(tmp_path_factory):
+    """Build the wheel, once a run for all of xdist's workers; returns its path."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
