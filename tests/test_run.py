@@ -48,7 +48,7 @@ def hang(seconds: float):
 """
 
 
-EDITED = TASKS.replace("def quick(): ...", "def quick(): print('new code', flush=True)")
+EDITED = TASKS.replace("def quick(): ...", "def quick(): say('new code')")
 
 
 @pytest.fixture
@@ -229,9 +229,10 @@ def test_hup_finishes_the_running_jobs_and_starts_anew_under_the_same_pid(neoq, 
     process = neoq(until="waits in")
     (tmp_path / "worktasks.py").write_text(EDITED)
     process.signal(signal.SIGHUP)
+    (tmp_path / "gate").touch()
+    process.wait_for("starting anew")
     enqueue(session, "default", {}, task="quick")
     session.commit()
-    (tmp_path / "gate").touch()
     process.wait_for("new code")
     assert jobs(session, "processed")[0] == 1
     assert workers(session) == {process.pid}
