@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqla_neoq import migrations
 from sqla_neoq.dialects import engine_of
 from sqla_neoq.errors import ConfigurationError, SchemaError
-from sqla_neoq.migrations.quoting import quote
+from sqla_neoq.migrations.quoting import qualifier, quote
 from sqla_neoq.migrations.rights import grants
 
 if TYPE_CHECKING:
@@ -36,8 +36,19 @@ _url = click.option(
     show_envvar=True,
     help="The database, as a postgresql:// URL.",
 )
+
+
+def _checked(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    try:
+        qualifier(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return name
+
+
 _schema = click.option(
     "--schema",
+    callback=_checked,
     envvar="NEOQ_SCHEMA",
     show_envvar=True,
     help="The schema of the tables; by default the search_path decides.",
@@ -76,9 +87,11 @@ def up(
             connection.exec_driver_sql(f"CREATE SCHEMA {quote(str(schema))}", execution_options={"no_parameters": True})
         before = migrations.installed_version(connection, schema=schema)
         migrations.upgrade(connection, to=to, schema=schema, concurrently=concurrently)
+        # Whoever is in public already needs no right to look into it; any other schema is closed.
+        place = schema or connection.scalar(text("SELECT nullif(current_schema(), 'public')"))
         for roles, producer_only in ((grant, False), (grant_producer, True)):
             for role in roles:
-                for statement in grants(role, schema=schema, producer_only=producer_only):
+                for statement in grants(role, schema=place, producer_only=producer_only):
                     connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
     click.echo(f"version {to}" if before == to else f"from version {before} to {to}")
     if concurrently:

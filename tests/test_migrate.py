@@ -1,5 +1,7 @@
 """``python -m sqla_neoq.migrate``: each command, its exit codes, and its sentence for what cannot be."""
 
+import uuid
+
 import click.testing
 import pytest
 from sqlalchemy import create_engine, make_url, text
@@ -127,12 +129,33 @@ def test_a_role_that_is_not_there_is_a_sentence_and_nothing_was_installed(neoq):
     assert neoq("current").startswith("not installed")
 
 
+def test_a_role_is_let_into_the_schema_that_the_search_path_names(neoq, engine):
+    url = engine.url.update_query_dict({"options": "-c search_path=lane"})
+    role = f"neoq_{uuid.uuid4().hex[:8]}"
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA lane"))
+        connection.execute(text(f"CREATE ROLE {role}"))
+    try:
+        neoq("up", "--grant", role, "--url", url.render_as_string(hide_password=False))
+        assert scalar(engine, f"SELECT has_schema_privilege('{role}', 'lane', 'USAGE')")
+        assert neoq("check", "--schema", "lane") == f"version {LATEST}, as it should be\n"
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {role}"))
+            connection.execute(text(f"DROP ROLE {role}"))
+
+
 def test_tables_newer_than_this_release_are_left_alone(neoq, engine):
     neoq("up")
     with engine.begin() as connection:
         connection.execute(text("UPDATE neoq_meta SET version = 9"))
     assert "the tables have version 9, newer than the 1 asked for" in neoq("up", code=4)
-    assert "pip install --upgrade" in neoq("check", code=4)
+    for command in ("check", "down"):
+        said = neoq(command, code=4)
+        assert "the tables of sqla_neoq have version 9" in said
+        assert "this release knows up to 1" in said
+        assert "pip install --upgrade" in said
+    assert scalar(engine, "SELECT version FROM neoq_meta") == 9
 
 
 def test_no_connection_is_one_sentence_without_the_password(neoq):
@@ -144,6 +167,7 @@ def test_no_connection_is_one_sentence_without_the_password(neoq):
 
 
 def test_a_url_that_cannot_be_is_a_usage_error(neoq, monkeypatch):
+    assert "a schema's name is not empty" in neoq("sql", "--schema", "", code=2)
     assert "not mysql://" in neoq("up", "--url", "mysql://h/d", code=2)
     monkeypatch.delenv("DATABASE_URL")
     assert "DATABASE_URL" in neoq("up", code=2)

@@ -197,10 +197,13 @@ def downgrade(
     """Bring the tables back to version ``to``; 0 removes them with every job in them. The caller commits.
 
     Raises:
-        SchemaError: unfinished jobs would be lost, and ``force`` was not given.
+        SchemaTooNew: the database holds a version that this release does not know the way back from.
+        SchemaError: unfinished jobs would be lost, and ``force`` was not given; or the server refused. Nothing was
+            changed.
     """
     _begin(connection, schema)
     current = installed_version(connection, schema=schema)
+    _refuse_unknown(current)
     if current > to:
         _run(connection, current, to, schema, force=force, lock_timeout=lock_timeout)
 
@@ -212,12 +215,9 @@ def check(connection: Connection, *, schema: str | None = None) -> list[str]:
         SchemaError: the tables are missing, or of a version that this release does not know.
     """
     current = verify(connection, schema=schema)
-    if current > LATEST:
-        raise SchemaTooNew(
-            f"the tables have version {current}; this release knows up to {LATEST} and cannot say what is right",
-            "pip install --upgrade sqla-neoq",
-        )
-    return drift.differences(connection, statements(0, current, schema="pg_temp"), schema=schema)
+    _refuse_unknown(current)
+    with explained():
+        return drift.differences(connection, statements(0, current, schema="pg_temp"), schema=schema)
 
 
 def attach(metadata: MetaData, *, schema: str | None = None) -> None:
@@ -290,6 +290,14 @@ def verify(connection: Connection, *, schema: str | None = None) -> int:
             "pip install --upgrade sqla-neoq",
         )
     return current
+
+
+def _refuse_unknown(current: int) -> None:
+    if current > LATEST:
+        raise SchemaTooNew(
+            f"the tables of sqla_neoq have version {current}; this release knows up to {LATEST}, and not the way back",
+            "pip install --upgrade sqla-neoq",
+        )
 
 
 def lock(connection: Connection, schema: str | None = None) -> None:
