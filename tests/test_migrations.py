@@ -13,7 +13,7 @@ import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import create_engine, event, inspect, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from support import eventually
@@ -25,6 +25,7 @@ from support.wakeups import ears
 from sqla_neoq import enqueue, migrations, statements
 from sqla_neoq.errors import SchemaError, SchemaMissing, SchemaOutdated, SchemaTooNew
 from sqla_neoq.migrations import LATEST, downgrade, installed_version, migrate, upgrade, verify
+from sqla_neoq.migrations.failures import explained
 from sqla_neoq.migrations.indexes import Index
 from sqla_neoq.migrations.quoting import qualifier, quote
 
@@ -625,6 +626,17 @@ def test_a_timeout_that_is_hit_is_a_sentence_and_changes_nothing(empty, second_s
     with empty.connect() as connection:
         assert there(connection) == before
         assert installed_version(connection) == 1
+
+
+def test_a_deadlock_is_a_sentence_and_what_is_not_known_passes_as_it_is(empty):
+    def fail(code):
+        with empty.begin() as connection, explained():
+            execute(connection, f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = 'said'; END $$")
+
+    with pytest.raises(SchemaError, match=r"waited for each other.*; nothing was changed: said"):
+        fail("40P01")
+    with pytest.raises(DBAPIError, match="said"):
+        fail("22012")
 
 
 def test_the_lock_timeout_of_the_application_s_session_is_as_it_was(connection):

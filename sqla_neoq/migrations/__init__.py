@@ -295,7 +295,7 @@ def verify(connection: Connection, *, schema: str | None = None) -> int:
 def _refuse_unknown(current: int) -> None:
     if current > LATEST:
         raise SchemaTooNew(
-            f"the tables of sqla_neoq have version {current}; this release knows up to {LATEST}, and not the way back",
+            f"the tables of sqla_neoq have version {current}; this release knows up to {LATEST}",
             "pip install --upgrade sqla-neoq",
         )
 

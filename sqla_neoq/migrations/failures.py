@@ -40,6 +40,10 @@ _KNOWN: Final = {
             "lock_timeout: what waits makes the others wait behind it."
         ),
     ),
+    "40P01": (
+        "the migration and another transaction waited for each other, and the server gave up this one",
+        "Try again.",
+    ),
     "57014": (
         "a statement was cancelled, by statement_timeout or by somebody",
         "Migrate as a role without it (ALTER ROLE ... SET statement_timeout = 0), or SET LOCAL it in the revision.",
