@@ -420,12 +420,25 @@ def test_a_cancelled_job_is_finished(database, me, running):
     assert row.finished_at is not None
 
 
-@pytest.mark.parametrize("verb", [Verb.COMPLETE, Verb.FAIL, Verb.BURY, Verb.PUT_BACK])
-def test_what_becomes_of_a_job_settles_a_wish_to_cancel_it(database, me, running, verb):
+@pytest.mark.parametrize("verb", [Verb.FAIL, Verb.PUT_BACK])
+def test_a_job_that_was_called_off_meanwhile_does_not_run_again(database, me, running, verb):
     (job,) = running()
     database.change(job.id, cancel_requested_at=ago(1))
-    write(database, me, outcome(job, verb))
-    assert [row.cancel_requested_at for row in database.rows()] == ([] if verb is Verb.BURY else [None])
+    assert write(database, me, outcome(job, verb)) == set()
+    row = database.row(job.id)
+    assert (row.status, row.cancel_requested_at, row.claim_token) == ("cancelled", None, None)
+    assert row.finished_at >= row.ran_at
+    assert len(database.failures()) == (1 if verb is Verb.FAIL else 0)
+
+
+@pytest.mark.parametrize("verb", [Verb.COMPLETE, Verb.BURY])
+def test_a_job_that_was_called_off_when_it_was_over_already_is_over(database, me, running, verb):
+    (job,) = running()
+    database.change(job.id, cancel_requested_at=ago(1))
+    assert write(database, me, outcome(job, verb)) == set()
+    assert [(row.status, row.cancel_requested_at) for row in database.rows()] == (
+        [("processed", None)] if verb is Verb.COMPLETE else []
+    )
 
 
 def outcome(job, verb):
@@ -539,6 +552,15 @@ def test_a_claim_whose_answer_was_lost_is_put_back_and_what_is_held_is_not(datab
     assert {row.id for row in rows} == {job.id for job in strays}
     assert database.statuses() == {held.id: "running", others.id: "running"} | {job.id: "new" for job in strays}
     assert {row.retries for row in database.rows()} == {2}
+
+
+def test_a_stray_that_was_called_off_meanwhile_does_not_run_again(database, me):
+    database.add(queue="q")
+    (stray,) = take(database, me, "q").jobs
+    database.change(stray.id, cancel_requested_at=ago(1))
+    with database.begin() as connection:
+        connection.execute(put_back_strays(), {"worker": me.worker, "tokens": array_literal({0})})
+    assert database.statuses() == {stray.id: "cancelled"}
 
 
 # Another schema ------------------------------------------------------------------------------------------------------

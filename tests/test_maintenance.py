@@ -277,6 +277,17 @@ def test_a_job_that_workers_keep_dying_under_is_dead(lease, database):
     assert [(noted.kind, noted.attempt) for noted in database.failures()] == [("crashed", 7)]
 
 
+def test_a_job_that_was_called_off_before_its_worker_died_does_not_run_again(lease, database):
+    gone = database.worker()
+    (job,) = take(database, gone)
+    database.change(job.id, cancel_requested_at=ago(1))
+    database.remove(gone, model=Worker)
+    lease._beat()
+    row = database.row(job.id)
+    assert (row.status, row.crashes, row.cancel_requested_at) == ("cancelled", 1, None)
+    assert row.finished_at is not None
+
+
 def test_how_many_crashes_are_too_many_is_a_setting(make_lease, database):
     lease = make_lease(crash_limit=1)
     gone = database.worker()

@@ -44,6 +44,7 @@ from sqla_neoq.statements.parts import (
     running,
     seconds,
     suspect,
+    unless_cancelled,
     waiting,
     workers,
 )
@@ -192,9 +193,8 @@ def rescue() -> Select[Any]:
         update(jobs)
         .where(jobs.c.id == any_(array(select(orphan.c.id).where(orphan.c.reason.is_(None)))))
         .values(
-            status=literal_column("'failed'"),
+            **unless_cancelled("failed"),
             claim_token=null(),
-            cancel_requested_at=null(),
             crashes=crashes,
             run_after=clock,
             error=message,

@@ -26,7 +26,18 @@ from sqlalchemy import (
     update,
 )
 
-from sqla_neoq.statements.parts import ONE, array, bury_rows, clock, failures, in_seconds, jobs, recordset, running
+from sqla_neoq.statements.parts import (
+    ONE,
+    array,
+    bury_rows,
+    clock,
+    failures,
+    in_seconds,
+    jobs,
+    recordset,
+    running,
+    unless_cancelled,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, Executable, Select
@@ -88,16 +99,16 @@ def complete_and_delete() -> Select[Any]:
 def put_back() -> Select[Any]:
     """``running`` → ``new`` for ``:outcomes`` (id, token, delay): snoozed, or never started. Returns the lost ids.
 
-    No retry is used up: the number only grows when a ``failed`` job is claimed. A delay of NULL keeps ``run_after``.
+    Or ``cancelled``, here and wherever else a job would run again, if somebody asked for that meanwhile. No retry is
+    used up: the number only grows when a ``failed`` job is claimed. A delay of NULL keeps ``run_after``.
     """
     outcome = _outcomes(column("delay", Double))
     written = (
         update(jobs)
         .where(_fenced(outcome))
         .values(
-            status=literal_column("'new'"),
+            **unless_cancelled("new"),
             claim_token=null(),
-            cancel_requested_at=null(),
             run_after=func.coalesce(in_seconds(outcome.c.delay), jobs.c.run_after),
         )
         .returning(jobs.c.id)
@@ -119,7 +130,7 @@ def put_back_strays() -> Executable:
             running(),
             jobs.c.claim_token != all_(cast(bindparam("tokens", type_=Text), ARRAY(BigInteger))),
         )
-        .values(status=literal_column("'new'"), claim_token=null(), cancel_requested_at=null())
+        .values(**unless_cancelled("new"), claim_token=null())
         .returning(jobs.c.id)
     )
 
@@ -171,9 +182,8 @@ def fail() -> Select[Any]:
         update(jobs)
         .where(_fenced(outcome))
         .values(
-            status=literal_column("'failed'"),
+            **unless_cancelled("failed"),
             claim_token=null(),
-            cancel_requested_at=null(),
             error=outcome.c.message,
             run_after=in_seconds(outcome.c.delay),
         )

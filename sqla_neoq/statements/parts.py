@@ -16,10 +16,12 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
+    case,
     cast,
     func,
     insert,
     literal_column,
+    null,
     select,
 )
 
@@ -81,6 +83,19 @@ def waiting() -> ColumnElement[bool]:
 def running() -> ColumnElement[bool]:
     """Whether the job is claimed."""
     return jobs.c.status == literal_column("'running'")
+
+
+def unless_cancelled(status: str) -> dict[str, Any]:
+    """The values that give a running job another status; ``cancelled`` if somebody has asked it to stop meanwhile.
+
+    For whoever cancelled it was told that it would end so, unless it was done before.
+    """
+    asked = jobs.c.cancel_requested_at.is_not(None)
+    return {
+        "status": case((asked, literal_column("'cancelled'")), else_=literal_column(f"'{status}'")),
+        "finished_at": case((asked, clock)),
+        "cancel_requested_at": null(),
+    }
 
 
 def suspect() -> ColumnElement[bool]:
