@@ -321,6 +321,7 @@ class Dispatcher(Service):
         low = -1
         linger = LINGER
         if self.claiming:
+            until = min(until, self._pool.give_back_stale(now))
             # Without free slots nothing but the end of a run can change anything.
             if free and turn is Turn.OTHERS:
                 until = min(until, self._next_poll)

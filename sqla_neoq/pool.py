@@ -219,11 +219,34 @@ class WorkPool:
         """Turn every job that has not started into an outcome that puts it back untouched."""
         with self._lock:
             for lane in self._lanes.values():
-                self._outcomes.extend(Outcome(ready.job, Verb.PUT_BACK) for ready in lane.ready)
-                lane.ready.clear()
-                lane.waiting_turn = False
-            self._turns.clear()
-            self._ready = 0
+                self._give_back(lane)
+
+    def give_back_stale(self, now: float) -> float:
+        """Give back what waits behind jobs that take longer than their queue's did; return when to look again.
+
+        Up to a thousand short jobs may be held ready, and one long one per slot is enough to block them all.
+        """
+        with self._lock:
+            soonest = _FAR
+            for lane in self._lanes.values():
+                if not lane.ready:
+                    continue
+                stale_at = lane.ready[0].since + prefetch.PATIENCE
+                if stale_at <= now:
+                    # The mean has not seen what runs now, and would have as many claimed again.
+                    lane.mean = max(lane.mean or 0.0, prefetch.PATIENCE)
+                    self._give_back(lane)
+                else:
+                    soonest = min(soonest, stale_at)
+            return soonest
+
+    def _give_back(self, lane: Lane) -> None:
+        self._outcomes.extend(Outcome(ready.job, Verb.PUT_BACK) for ready in lane.ready)
+        self._ready -= len(lane.ready)
+        lane.ready.clear()
+        if lane.waiting_turn:
+            lane.waiting_turn = False
+            self._turns.remove(lane)
 
     @property
     def in_flight(self) -> int:

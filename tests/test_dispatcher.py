@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from support.running import Database, Gate, ago, ahead, claimant, in_thread, threads
 from support.waiting import eventually
 
-from sqla_neoq import Retry, Snooze, handler
+from sqla_neoq import Retry, Snooze, handler, prefetch
 from sqla_neoq import dispatcher as module
 from sqla_neoq import quarantine as quarantine_module
 from sqla_neoq.config import RunnerConfig
@@ -225,6 +225,25 @@ def test_a_job_that_is_put_off_is_run_again_at_its_time_without_a_wake(rig, data
     hold.open()
     eventually(lambda: database.row(job).status == "processed")
     assert database.row(job).ran_at >= database.row(job).run_after
+
+
+def test_short_jobs_that_wait_behind_long_ones_are_left_to_other_runners(rig, database, monkeypatch):
+    monkeypatch.setattr(prefetch, "PATIENCE", 0.1)
+    gate, ran = Gate(), []
+    r = rig(lambda job: gate() if job.payload == "long" else ran.append(job.id))
+    r.pool._lanes["q"].mean = 0.0001
+    for _ in range(2):
+        database.add(queue="q", payload="long", priority=1)
+    short = [database.add(queue="q") for _ in range(20)]
+    r.start()
+    gate.await_arrived(2)
+    eventually(lambda: r.verbs[Verb.PUT_BACK] == 20)
+    assert Counter(database.statuses().values()) == {"running": 2, "new": 20}
+    sleep(0.05)
+    assert busy(r, 0.2) == (0, 0)
+    gate.open()
+    eventually(lambda: sorted(ran) == short)
+    assert {row.retries for row in database.rows()} == {0}
 
 
 # Not spinning --------------------------------------------------------------------------------------------------------

@@ -329,6 +329,43 @@ def test_after_giving_back_the_queue_can_be_used_again(make_pool):
     assert Counter(outcome.verb for outcome in collect(pool, 3)) == {Verb.COMPLETE: 2, Verb.PUT_BACK: 1}
 
 
+def test_what_waits_behind_slow_jobs_is_given_back_and_not_claimed_ahead_again(make_pool):
+    pool, gate = make_pool({"slow": 1, "other": 1}, concurrency=2), Gate()
+    pool._lanes["slow"].mean = 0.001
+    jobs = [job("slow") for _ in range(4)]
+    submitted = time.monotonic()
+    pool.submit([(one, running(gate)) for one in jobs])
+    gate.await_arrived(1)
+    stale_at = pool.give_back_stale(submitted)
+    assert submitted + prefetch.PATIENCE <= stale_at <= time.monotonic() + prefetch.PATIENCE
+    assert pool.take_outcomes() == []
+    assert pool.give_back_stale(stale_at) == float("inf")
+    assert [(outcome.job.id, outcome.verb) for outcome in pool.take_outcomes()] == [
+        (one.id, Verb.PUT_BACK) for one in jobs[1:]
+    ]
+    assert {want.queue: want.slots for want in pool.wants()[0]} == {"other": 1}
+    gate.open()
+    collect(pool, 1)
+    assert gate.arrived == 1
+    pool.submit([(job("slow"), running(lambda: None))])
+    assert len(collect(pool, 1)) == 1
+
+
+def test_one_queues_slow_jobs_do_not_take_another_queues_ready_ones_back(make_pool):
+    pool, gate = make_pool({"slow": 1, "fast": 1}, concurrency=1), Gate()
+    first, waiting = job("slow"), job("fast")
+    pool.submit([(first, running(gate))])
+    gate.await_arrived(1)
+    pool.submit([(waiting, running(lambda: None))])
+    pool.submit([(job("slow"), running(lambda: None))])
+    pool._lanes["slow"].ready[0] = pool._lanes["slow"].ready[0]._replace(since=0.0)
+    pool.give_back_stale(pool._lanes["fast"].ready[0].since)
+    gate.open()
+    outcomes = collect(pool, 3)
+    assert {outcome.job.id: outcome.verb for outcome in outcomes}[waiting.id] is Verb.COMPLETE
+    assert Counter(outcome.verb for outcome in outcomes) == {Verb.COMPLETE: 2, Verb.PUT_BACK: 1}
+
+
 def test_the_tokens_held_are_those_of_jobs_ready_running_and_not_yet_collected(make_pool):
     pool, gate = make_pool(concurrency=1), Gate()
     done, run, ready = job(), job(), job()
