@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.pool import NullPool
@@ -125,7 +132,7 @@ LATER = 3600
 class Lives(RuleBasedStateMachine):
     """Jobs are enqueued, claimed, ended and called off in any order; the model says what there must be.
 
-    One transaction, undone at the end. Model of a job: [queue, priority, fingerprint, status, retries, token, due].
+    One transaction, undone at the end.
     """
 
     connection = None
@@ -156,6 +163,12 @@ class Lives(RuleBasedStateMachine):
             and job["status"] in {"new", "failed", "running"}
         ]
 
+    @initialize(priorities=st.lists(st.sampled_from(PRIORITIES), min_size=2, max_size=4))
+    def some_run(self, priorities):
+        for priority in priorities:
+            self.enqueue("a", priority, None, later=False)
+        self.claim((2, 0), 2)
+
     @rule(
         queue=st.sampled_from(QUEUES),
         priority=st.sampled_from(PRIORITIES),
@@ -172,7 +185,7 @@ class Lives(RuleBasedStateMachine):
             assert self.run(statements.find_unfinished(), keys=keys) == [(*there, queue, fingerprint)]
         else:
             ((id_, *_),) = rows
-            self.jobs[id_] = {**new, "status": "new", "retries": 0, "token": None, "due": not later}
+            self.jobs[id_] = {**new, "status": "new", "retries": 0, "token": None, "due": not later, "stop": False}
             del self.jobs[id_]["payload"]
 
     @rule(slots=st.tuples(st.integers(0, 3), st.integers(0, 3)), total=st.integers(1, 5))
@@ -201,10 +214,12 @@ class Lives(RuleBasedStateMachine):
         self.tokens += [(row.id, row.claim_token) for row in claimed]
 
     @precondition(lambda self: self.tokens)
-    @rule(verb=VERBS, data=st.data(), later=st.booleans())
-    def end(self, verb, data, later):
-        """End some runs, of which others may own the job by now."""
-        ending = data.draw(st.lists(st.sampled_from(self.tokens), min_size=1, max_size=4, unique_by=lambda run: run[0]))
+    @rule(verb=VERBS, data=st.data(), later=st.booleans(), late=st.booleans())
+    def end(self, verb, data, later, late):
+        """End some runs; if late, of those as well whose job others own by now."""
+        own = [run for run in self.tokens if self.jobs.get(run[0], {}).get("token") == run[1]]
+        runs = self.tokens if late or not own else own
+        ending = data.draw(st.lists(st.sampled_from(runs), min_size=1, max_size=4, unique_by=lambda run: run[0]))
         said = {
             "delay": LATER if later else 0,
             "kind": "error",
@@ -220,9 +235,11 @@ class Lives(RuleBasedStateMachine):
         assert sorted(id_ for (id_,) in rows) == sorted({id_ for id_, _ in ending} - set(owned))
         for id_ in owned:
             job = self.jobs[id_]
-            job["token"] = None
+            asked_to_stop = job["stop"]
+            job |= {"token": None, "stop": False}
             if verb in {"fail", "put_back"}:
-                job["status"], job["due"] = "failed" if verb == "fail" else "new", not later
+                job["due"] = not later
+                job["status"] = "cancelled" if asked_to_stop else "failed" if verb == "fail" else "new"
             elif verb in {"complete", "finish_cancelled"}:
                 job["status"] = "processed" if verb == "complete" else "cancelled"
             else:
@@ -234,14 +251,18 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def cancel(self, data):
-        id_ = data.draw(st.sampled_from(sorted(self.jobs)))
+        running = [id_ for id_, job in self.jobs.items() if job["status"] == "running"]
+        id_ = data.draw(st.sampled_from(sorted(self.jobs)) | st.sampled_from(running or sorted(self.jobs)))
         job = self.jobs[id_]
         rows = self.run(statements.cancel_job(), job=id_)
         if job["status"] in {"new", "failed"}:
             job["status"] = "cancelled"
             assert rows == [("cancelled",)]
+        elif job["status"] == "running":
+            job["stop"] = True
+            assert rows == [("running",)]
         else:
-            assert rows == ([("running",)] if job["status"] == "running" else [])
+            assert rows == []
 
     @rule(keep=st.integers(0, 2))
     def lose_an_answer(self, keep):
@@ -251,7 +272,8 @@ class Lives(RuleBasedStateMachine):
         strays = [id_ for id_, job in self.jobs.items() if job["token"] is not None and job["token"] not in held]
         assert sorted(id_ for (id_,) in rows) == sorted(strays)
         for id_ in strays:
-            self.jobs[id_] |= {"status": "new", "token": None}
+            job = self.jobs[id_]
+            job |= {"status": "cancelled" if job["stop"] else "new", "token": None, "stop": False}
 
     @rule(limit=st.integers(1, 3))
     def prune(self, limit):
@@ -266,11 +288,16 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_tables_are_as_the_model_says(self):
-        columns = ("queue", "priority", "fingerprint", "status", "retries", "claim_token")
+        columns = ("queue", "priority", "fingerprint", "status", "retries")
         query = select(
-            Job.id, *(getattr(Job, name) for name in columns), Job.run_after <= text("statement_timestamp()")
+            Job.id,
+            *(getattr(Job, name) for name in columns),
+            Job.claim_token,
+            Job.run_after <= text("statement_timestamp()"),
+            (Job.status == "running") & Job.cancel_requested_at.is_not(None),
         )
-        there = {row[0]: dict(zip((*columns[:-1], "token", "due"), row[1:], strict=True)) for row in self.run(query)}
+        names = (*columns, "token", "due", "stop")
+        there = {row[0]: dict(zip(names, row[1:], strict=True)) for row in self.run(query)}
         assert there == self.jobs
         dead = {row.id: (row.queue, row.retries) for row in self.run(select(DeadJob.__table__))}
         assert dead == {id_: (job["queue"], job["retries"]) for id_, job in self.dead.items()}
@@ -280,6 +307,6 @@ class Lives(RuleBasedStateMachine):
 def test_jobs_live_as_the_model_says_whatever_happens_in_whatever_order(connection):
     Lives.connection = connection
     options = settings(
-        deadline=None, max_examples=25, stateful_step_count=25, suppress_health_check=list(HealthCheck), print_blob=True
+        deadline=None, max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck), print_blob=True
     )
     run_state_machine_as_test(Lives, settings=options)
