@@ -68,8 +68,9 @@ class Job(Base):
     """One job that is waiting, running, or finished within the retention.
 
     ``session.add(Job(queue="greetings", payload={"message": "hello"}))`` is a valid enqueue for jobs without a
-    fingerprint; everything but ``queue`` has a default in the database. Nothing but :mod:`sqla_neoq.statements`
-    changes ``status``.
+    fingerprint; everything but ``queue`` has a default in the database. Where ``neoq_schema`` names the tables' schema,
+    only ``enqueue()`` follows it: a flush goes by the search_path, or the engine's own ``schema_translate_map``.
+    Nothing but :mod:`sqla_neoq.statements` changes ``status``.
     """
 
     __tablename__ = "neoq_jobs"
