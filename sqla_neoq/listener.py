@@ -120,6 +120,10 @@ class Listener(Service):
                 self._held_worker = None
 
     def _listen(self, connection: psycopg.Connection[Any], poked: socket.socket, reconnecting: Reconnecting) -> None:
+        heard: list[str] = []
+        # What comes with the answer to a statement. Connection.notifies() forgets that before psycopg 3.2.4, and later
+        # does not go together with a handler, so what comes by itself is read by hand.
+        connection.add_notify_handler(lambda notification: heard.append(notification.payload))
         self._execute(connection, f"LISTEN {CHANNEL}")
         self._apply(connection)
         self.connected = True
@@ -141,13 +145,17 @@ class Listener(Service):
                     self._execute(connection, "SELECT 1")
                     check_at = monotonic() + _CHECK_EVERY
                 # After every statement: a notification that comes with an answer leaves nothing to read on the socket.
-                queues = {*gained, *self._heard(connection)}
+                connection.pgconn.consume_input()
+                while (notification := connection.pgconn.notifies()) is not None:
+                    heard.append(notification.extra.decode(connection.info.encoding))
+                queues = {*gained, *self._queues_of(heard)}
+                heard.clear()
                 if queues:
                     self._on_wake(frozenset(queues))
 
-    def _heard(self, connection: psycopg.Connection[Any]) -> Iterable[str]:
-        for notification in connection.notifies(timeout=0):
-            oid, _, queue = notification.payload.partition(" ")
+    def _queues_of(self, payloads: Iterable[str]) -> Iterable[str]:
+        for payload in payloads:
+            oid, _, queue = payload.partition(" ")
             if oid == str(self._oid) and queue:
                 yield queue
 

@@ -263,9 +263,10 @@ def test_sessions_of_the_application_will_do(engine, database, me, job, kind):
 # Cancelling ----------------------------------------------------------------------------------------------------------
 
 
-def sleeping(transaction):
+def sleeping(transaction, engine):
     """Start a statement that takes a minute; return its thread and where its error will be."""
     session = transaction.session
+    pid = session.connection().connection.driver_connection.info.backend_pid
     errors = []
 
     def run():
@@ -274,14 +275,18 @@ def sleeping(transaction):
         except DBAPIError as error:
             errors.append(error.orig)
 
+    def runs():
+        query = text("SELECT state = 'active' FROM pg_stat_activity WHERE pid = :pid AND query LIKE '%pg_sleep%'")
+        with engine.connect() as connection:
+            return connection.scalar(query, {"pid": pid})
+
     thread = in_thread(run)
-    connection = session.connection().connection.driver_connection
-    eventually(lambda: connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
+    eventually(runs)
     return thread, errors
 
 
-def test_a_running_statement_is_cancelled_from_another_thread(transaction):
-    thread, errors = sleeping(transaction)
+def test_a_running_statement_is_cancelled_from_another_thread(engine, transaction):
+    thread, errors = sleeping(transaction, engine)
     transaction.cancel()
     thread.join(10)
     assert [type(error) for error in errors] == [psycopg.errors.QueryCanceled]
@@ -289,7 +294,7 @@ def test_a_running_statement_is_cancelled_from_another_thread(transaction):
 
 def test_a_connection_that_was_cancelled_is_not_given_to_the_next_job(engine, database, transaction):
     connection = transaction.session.connection().connection.driver_connection
-    thread, _ = sleeping(transaction)
+    thread, _ = sleeping(transaction, engine)
     transaction.cancel()
     thread.join(10)
     transaction.rollback()
