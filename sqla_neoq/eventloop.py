@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from sqla_neoq.outcomes import Outcome
     from sqla_neoq.pool import Run
+
+log = logging.getLogger("sqla_neoq.runner")
 
 
 class EventLoop:
@@ -74,9 +77,22 @@ class EventLoop:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        while not _ran_to_its_end(loop):
+            pass
     finally:
         loop.close()
+
+
+def _ran_to_its_end(loop: asyncio.AbstractEventLoop) -> bool:
+    """Run the loop; False when something threw it out, though nobody had stopped it."""
+    try:
+        loop.run_forever()
+    except BaseException:
+        # asyncio lets the SystemExit of a task pass through the loop. That of a run is caught; this one came from a
+        # task or callback that a run started beside itself, and must not cost every other run its loop.
+        log.exception("something beside a run tried to end the event loop; it goes on")
+        return False
+    return True
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

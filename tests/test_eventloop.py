@@ -85,6 +85,30 @@ def test_an_exception_is_that_runs_failure_and_the_loop_goes_on(loop):
         assert ended.outcomes == [(1, verb)]
 
 
+def test_a_task_beside_the_run_that_exits_ends_neither_the_loop_nor_other_runs(loop):
+    released, waiting = [], threading.Event()
+
+    async def wait():
+        released.append((asyncio.get_running_loop(), asyncio.Event()))
+        waiting.set()
+        await released[0][1].wait()
+
+    async def exit_beside():
+        async def exit_():
+            raise SystemExit(3)
+
+        await asyncio.gather(exit_())
+
+    _, other = start(loop, wait)
+    assert waiting.wait(10)
+    _, ended = start(loop, exit_beside)
+    assert ended.done.wait(10)
+    assert ended.outcomes == [(1, Verb.FAIL)]
+    released[0][0].call_soon_threadsafe(released[0][1].set)
+    assert other.done.wait(10)
+    assert other.outcomes == [(1, Verb.COMPLETE)]
+
+
 def test_a_run_can_be_stopped_from_another_thread(loop):
     started = threading.Event()
 
