@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 from sqla_neoq.context import enter, leave
@@ -17,7 +18,10 @@ def execute(job: ClaimedJob, definition: Definition, context: JobContext, transa
     """Run a plain ``def`` task in this thread."""
     mark = enter(context)
     try:
-        definition.run(context)
+        result = definition.run(context)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(f"{definition.name} returned a coroutine, and none of it has run: use async def")
         if not transaction.used:
             return Outcome(job, Verb.COMPLETE)
         transaction.complete(job)

@@ -51,6 +51,19 @@ def test_a_task_gets_its_arguments_from_the_payload():
     assert got == [(1, 2)]
 
 
+def test_a_plain_function_that_returns_a_coroutine_has_not_done_its_work():
+    async def work():
+        raise AssertionError
+
+    @task(name="m:f")
+    def forgets_to_await():
+        return work()
+
+    outcome = run(forgets_to_await)
+    assert outcome.verb is Verb.FAIL
+    assert "async def" in outcome.message
+
+
 def test_a_handler_gets_the_job():
     got = []
     outcome = run(handler("q")(lambda job: got.append((job.id, job.payload))), payload="[1]", id=9)
