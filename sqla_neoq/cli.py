@@ -277,7 +277,7 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         click.echo(looking.describe(runner))
         return Ended.CLEAN
     with _database(context, size=config.concurrency) as engine:
-        runner = (Runner if line is None else _Child)(engine, runnables, queues=queues or None, config=config)
+        runner = Runner(engine, runnables, queues=queues or None, config=config)
         if flags["check"]:
             runner.check()
             url = engine.url.render_as_string(hide_password=True)
@@ -309,21 +309,6 @@ def _serve(runner: Runner, flags: dict[str, Any], line: Line | None) -> Ended:
     if flags["burst"]:
         log.info("burst ended: %s", describe(runner.counts, time.monotonic() - began))
     return ended
-
-
-class _Child(Runner):
-    """A runner under a supervisor, from which alone it takes the order to be forced.
-
-    A service manager may signal every process of the service: together with the supervisor's order to drain, that would
-    count as a second signal here.
-    """
-
-    def on_signal(self, number: int) -> None:
-        """Drain on TERM and INT, however many come."""
-        if number in {signal.SIGTERM, signal.SIGINT}:
-            self.request_stop()
-        else:
-            super().on_signal(number)
 
 
 def _take_signals() -> None:
