@@ -147,6 +147,7 @@ def test_closing_leaves_no_connection_to_the_garbage_collector(engine, link, rec
 
 def test_a_use_that_takes_too_long_is_cut_from_another_thread(engine, link):
     raised = []
+    before = pid(link)
 
     def hang():
         try:
@@ -162,7 +163,8 @@ def test_a_use_that_takes_too_long_is_cut_from_another_thread(engine, link):
     assert link.cut_if_late(now + LONGEST_WAIT + 1)
     thread.join(10)
     assert raised
-    assert pid(link)
+    assert pid(link) != before
+    terminate(engine, before)  # it would not notice before the minute is over
 
 
 def test_a_connection_that_nobody_uses_is_not_cut(link):
