@@ -165,7 +165,7 @@ class Dispatcher(Service):
             now = monotonic()
             turn = self.quarantine.turn(now, self._pool.in_flight) if self.claiming else Turn.NOTHING
             wants, total = self._pool.wants() if turn is not Turn.NOTHING else ([], 0)
-            claims = bool(wants) and (turn is Turn.SUSPECT or self._worth_a_claim(now))
+            claims = bool(wants) and (turn is Turn.SUSPECT or self._worth_a_claim(now, wants))
             if outcomes or claims:
                 try:
                     self._round(outcomes, wants if claims else [], total, turn)
@@ -178,8 +178,11 @@ class Dispatcher(Service):
                 continue  # this round has changed what may be claimed, and nobody will say so
             self._wait(turn, free=bool(wants) or not self.claiming)
 
-    def _worth_a_claim(self, now: float) -> bool:
+    def _worth_a_claim(self, now: float, wants: Sequence[Want]) -> bool:
         if self._backlog or now >= self._next_poll or self.wakes != self._wakes_seen:
+            return True
+        if now >= self._rush_until and any(want.queue not in self._hungry for want in wants):
+            # A queue that was at its limit has a free slot: jobs may wait there, and no insert would have told.
             return True
         return self.on_drained is not None and self._pool.in_flight == 0
 

@@ -2,7 +2,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 from datetime import timedelta
-from time import sleep
+from time import monotonic, sleep
 
 import psycopg
 import pytest
@@ -292,6 +292,21 @@ def test_a_queue_at_its_limit_with_a_backlog_does_not_make_it_spin(rig, database
     assert waits <= 3
     gate.open()
     eventually(lambda: len(r.ended) == 10)
+
+
+def test_a_slot_of_a_limited_queue_is_filled_again_at_once_though_another_queue_is_empty(rig, database):
+    for _ in range(2):
+        database.add(queue="one")
+    gate = Gate()
+    r = rig(lambda job: gate(), {"one": 1, "empty": 9})
+    r.start()
+    gate.await_arrived(1)
+    # Long enough on the empty queue alone that no poll is near.
+    eventually(lambda: r.dispatcher._poll_after > 2)
+    began = monotonic()
+    gate.open()
+    eventually(lambda: len(r.ended) == 2)
+    assert monotonic() - began < 0.5
 
 
 def test_jobs_that_nobody_here_can_run_do_not_make_it_spin(rig, database):
