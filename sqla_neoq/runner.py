@@ -130,6 +130,8 @@ class Runner:
         self._quiet = False
         self._told_to_stop = False
         self._stopped = False
+        self._over = threading.Event()
+        self._clean = False
         self._lock = threading.Lock()
         self._services: Services | None = None
 
@@ -230,7 +232,7 @@ class Runner:
     def stop(self, timeout: timedelta | None = None) -> bool:
         """Stop claiming, let running jobs finish, then cancel and give back the rest.
 
-        Safe before ``start`` and to call twice.
+        Safe before ``start`` and to call twice; a call during another waits for the same end.
 
         Args:
             timeout: how long running jobs may take; None means the config's ``shutdown_timeout``.
@@ -244,15 +246,21 @@ class Runner:
             services = self._services
             already = self._stopped
             self._stopped = True
-        if services is None or already:
+        if services is None:
             if self._own_engine:
                 self._engine.dispose()
             return True
-        clean = services.stop(limit, self._forced)
-        if self._own_engine:
-            self._engine.dispose()
-        log.info("runner stopped", extra={"neoq": {"event": "stopped", "clean": clean}})
-        return clean
+        if already:
+            self._over.wait()
+            return self._clean
+        try:
+            self._clean = services.stop(limit, self._forced)
+        finally:
+            self._over.set()
+            if self._own_engine:
+                self._engine.dispose()
+        log.info("runner stopped", extra={"neoq": {"event": "stopped", "clean": self._clean}})
+        return self._clean
 
     def on_signal(self, number: int) -> None:
         """Do what a worker does on that signal."""

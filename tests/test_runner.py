@@ -284,6 +284,22 @@ def test_stop_before_start_and_stop_twice(make_runner):
     assert other.stop()
 
 
+def test_whoever_stops_it_while_another_does_waits_for_the_same_end(start, database):
+    gate = Gate()
+    runner = start(calling(lambda job: gate()))
+    put(database, "q")
+    gate.await_arrived(1)
+    results = []
+    stopping = [in_thread(lambda: results.append(runner.stop())) for _ in range(2)]
+    time.sleep(0.3)
+    assert results == []
+    gate.open()
+    for thread in stopping:
+        thread.join(10)
+    assert results == [True, True]
+    assert runner.counts.processed == 1
+
+
 def test_as_a_context_manager_it_runs_inside_and_not_after(make_runner, database):
     with make_runner(calling(lambda job: None)) as runner:
         put(database, "q")
