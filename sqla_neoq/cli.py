@@ -395,7 +395,7 @@ def _importing(target: str) -> Iterator[None]:
         yield
     except NeoqError:
         raise
-    except Exception as error:  # noqa: BLE001 - a module may fail in any way, and each is its author's to see
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may fail in any way, each its author's to see
         frames = error.__traceback__
         ours = (__name__, targets.__name__, "contextlib", "importlib", "importlib._bootstrap")
         while frames is not None and frames.tb_frame.f_globals.get("__name__") in ours:

@@ -34,7 +34,9 @@ _SETTINGS: Final = {
     "default_transaction_isolation": "read committed",
     # Each is far above what a statement here can take, and bounds what a stuck server can do.
     "statement_timeout": "60s",
-    "lock_timeout": "20s",
+    # Short: somebody's open transaction may hold the row of a job that ends here (cancel() does, until it commits), and
+    # no other job shall wait for that. What is blocked is set aside and tried again.
+    "lock_timeout": "200ms",
     "idle_in_transaction_session_timeout": "60s",
 }
 

@@ -22,7 +22,8 @@ from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
+from psycopg.errors import LockNotAvailable
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError, ProgrammingError
 
 from sqla_neoq import statements
 from sqla_neoq.claim import Claimant, claim, claim_suspect, settle
@@ -51,6 +52,8 @@ LINGER: Final = 0.002
 """Seconds an outcome may wait for company after a round, so that a busy runner writes many with one commit."""
 _LINGER_WITH_BACKLOG: Final = 0.010
 _FIRST_POLL: Final = 0.010
+_MOST_BLOCKED: Final = 3
+_UNBLOCK_EVERY: Final = 1.0
 _RUSH_WINDOW: Final = 0.1
 _RUSH_WAKES: Final = 30
 """Wake-ups within the window that make a rush: past some 300 a second, looking every few milliseconds is cheaper for
@@ -101,6 +104,9 @@ class Dispatcher(Service):
         self._poll_interval = config.poll_interval.total_seconds()
         self._delete = config.retention is not None and not config.retention
         self._unwritten: list[Outcome] = []
+        # Outcomes whose rows somebody else's open transaction holds; they are tried again by themselves, now and then.
+        self._blocked: list[Outcome] = []
+        self._next_unblock = 0.0
         # Outcomes whose COMMIT was not answered: if the fence refuses them later, that write was the reason.
         self._doubtful: set[int] = set()
         self._reconnecting = Reconnecting()
@@ -159,10 +165,16 @@ class Dispatcher(Service):
             if not self.claiming:
                 self._pool.give_back_ready()
                 outcomes += self._pool.take_outcomes()
-                if self.stopping.is_set() and not outcomes and self._pool.at_rest:
+                if self.stopping.is_set() and not outcomes and not self._blocked and self._pool.at_rest:
                     self._link.close()
                     return
             now = monotonic()
+            if self._blocked and now >= self._next_unblock:
+                try:
+                    self._unblock(now)
+                except DATABASE_ERRORS as error:
+                    self._wait_for_database(error)
+                    continue
             turn = self.quarantine.turn(now, self._pool.in_flight) if self.claiming else Turn.NOTHING
             wants, total = self._pool.wants() if turn is not Turn.NOTHING else ([], 0)
             claims = bool(wants) and (turn is Turn.SUSPECT or self._worth_a_claim(now, wants))
@@ -172,7 +184,7 @@ class Dispatcher(Service):
                 except DATABASE_ERRORS as error:
                     self._wait_for_database(error)
                     continue
-            if not self.claiming and self.stopping.is_set() and self._pool.in_flight == 0:
+            if not self.claiming and self.stopping.is_set() and self._pool.in_flight == 0 and not self._blocked:
                 continue  # nobody is left to wake it
             if self.claiming and self.quarantine.turn(monotonic(), self._pool.in_flight) is not turn:
                 continue  # this round has changed what may be claimed, and nobody will say so
@@ -207,7 +219,14 @@ class Dispatcher(Service):
             if not to_write:
                 raise
             # The server refused a value, so nothing of this round was committed.
-            lost = self._settle_one_by_one(outcomes)
+            outcomes, lost = self._settle_one_by_one(outcomes)
+            jobs, wants = [], []
+        except OperationalError as error:
+            if not to_write or not isinstance(error.orig, LockNotAvailable):
+                self._doubtful.update(outcome.job.id for outcome in outcomes)
+                raise
+            # Nothing of this round was committed here either.
+            outcomes, lost = self._settle_one_by_one(outcomes)
             jobs, wants = [], []
         except ProgrammingError:
             # A table or a permission is gone, for a moment or until somebody has seen to it. Nothing was committed, and
@@ -242,7 +261,7 @@ class Dispatcher(Service):
 
     def _recover(self, connection: Connection) -> None:
         """After a new connection: put back what a claim took whose answer never arrived."""
-        tokens = self._pool.tokens() | {outcome.job.token for outcome in self._unwritten}
+        tokens = self._pool.tokens() | {outcome.job.token for outcome in self._unwritten + self._blocked}
         # Never empty, or "different from all" would be true of nothing held and put back nothing claimed.
         parameters = {"worker": self.claimant.worker, "tokens": statements.array_literal(tokens or {0})}
         rows = connection.execute(
@@ -251,21 +270,60 @@ class Dispatcher(Service):
         if rows:
             log.warning("%d jobs of a claim whose answer was lost were put back", len(rows))
 
-    def _settle_one_by_one(self, outcomes: Iterable[Outcome]) -> set[int]:
-        """One outcome cannot be written: write the others, and that one as a plain failure."""
+    def _settle_one_by_one(self, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], set[int]]:
+        """One outcome cannot be written: write the others; that one as a plain failure, or later if it is blocked.
+
+        Returns the outcomes as they were written, and the ids that the fence refused.
+        """
+        written: list[Outcome] = []
         lost: set[int] = set()
-        for outcome in outcomes:
-            for attempt in (outcome, _plain_failure(outcome)):
-                try:
-                    with self._link.use() as connection:
-                        lost |= settle(connection, [attempt], self.claimant.options, delete=self._delete)
-                    # Should the database go away before the last one: written, and not to be called lost.
-                    self._doubtful.add(outcome.job.id)
-                    break
-                except (DataError, IntegrityError):
-                    log.exception("the outcome of job %d cannot be written: %r", outcome.job.id, attempt)
+        blocked_in_a_row = 0
+        for place, outcome in enumerate(outcomes):
+            if blocked_in_a_row >= _MOST_BLOCKED:
+                # Somebody holds the whole table: waiting for each row would take minutes.
+                self._blocked.extend(outcomes[place:])
+                break
+            try:
+                attempt, refused = self._settle_one(outcome)
+            except OperationalError as error:
+                if not isinstance(error.orig, LockNotAvailable):
+                    raise
+                self._blocked.append(outcome)
+                blocked_in_a_row += 1
+                continue
+            blocked_in_a_row = 0
+            if attempt is not None:
+                written.append(attempt)
+                lost |= refused
+            # Should the database go away before the last one: written, and not to be called lost.
+            self._doubtful.add(outcome.job.id)
         self._doubtful.clear()
-        return lost
+        if self._blocked:
+            self._next_unblock = monotonic() + _UNBLOCK_EVERY
+        return written, lost
+
+    def _settle_one(self, outcome: Outcome) -> tuple[Outcome | None, set[int]]:
+        for attempt in (outcome, _plain_failure(outcome)):
+            try:
+                with self._link.use() as connection:
+                    return attempt, settle(connection, [attempt], self.claimant.options, delete=self._delete)
+            except (DataError, IntegrityError):
+                log.exception("the outcome of job %d cannot be written: %r", outcome.job.id, attempt)
+        return None, set()
+
+    def _unblock(self, now: float) -> None:
+        """Try the outcomes again whose rows somebody else held."""
+        blocked, self._blocked = self._blocked, []
+        self._next_unblock = now + _UNBLOCK_EVERY
+        try:
+            written, lost = self._settle_one_by_one(blocked)
+        except DATABASE_ERRORS:
+            self._blocked = blocked
+            raise
+        if written:
+            self.quarantine.ended([outcome.job.id for outcome in written if outcome.job.crashes])
+            self._on_settled(written, lost)
+            self._note_delays(written)
 
     def _plan(self, jobs: Sequence[ClaimedJob], wants: Sequence[Want], total: int, next_due: float | None) -> None:
         """After a claim: who is dry, whether to be hungry, and when to look again."""
@@ -292,7 +350,7 @@ class Dispatcher(Service):
 
     def _look_for_suspects_or_end(self) -> None:
         # A run that ended during the claim may be due again at once: its outcome comes first.
-        if self._pool.at_rest and not self._unwritten and self.on_drained is not None:
+        if self._pool.at_rest and not self._unwritten and not self._blocked and self.on_drained is not None:
             with self._link.use() as connection:
                 wants, _ = self._pool.wants()
                 suspects = claim_suspect(connection, self.claimant, wants)
@@ -333,6 +391,8 @@ class Dispatcher(Service):
         if self.claiming and self._backlog:
             low = self._pool.half_ready()
             linger = _LINGER_WITH_BACKLOG
+        if self._blocked:
+            until = min(until, self._next_unblock)
         self._pool.wait(until, low=low, linger=now + linger)
 
     def _wait_for_database(self, error: BaseException) -> None:
@@ -340,7 +400,7 @@ class Dispatcher(Service):
         # A table or a right that is missing: it may come back, in a deploy, but a drain does not wait for that.
         refused = isinstance(error, ProgrammingError)
         if self._reconnecting.failures == 1 or self._reconnecting.failures % 20 == 0:
-            what = "the database refuses what the runner asks" if refused else "the database is away"
+            what = "the database refuses what the runner asks" if refused else _trouble(error)
             log.warning("%s (%s); trying again in %.1f s", what, _first_line(error), delay)
         if refused and self.on_drained is not None:
             self.refusal = error
@@ -357,6 +417,11 @@ class Dispatcher(Service):
 def _plain_failure(outcome: Outcome) -> Outcome:
     message = "the outcome of this attempt could not be written; see the worker's log"
     return Outcome(outcome.job, Verb.FAIL, delay=60.0, kind="error", message=message)
+
+
+def _trouble(error: BaseException) -> str:
+    locked = isinstance(getattr(error, "orig", None), LockNotAvailable)
+    return "somebody holds the jobs table" if locked else "the database is away"
 
 
 def _first_line(error: BaseException) -> Any:

@@ -156,7 +156,9 @@ def _check_size(payload: str, limit: int) -> None:
 
 def _insert(connection: Connection, jobs: Sequence[NewJob], options: dict[str, Any]) -> list[Enqueued]:
     results: list[Enqueued | None] = [None] * len(jobs)
-    pending = list(range(len(jobs)))
+    # Those with a fingerprint last, and in one order everywhere: two callers with the same keys in opposite orders
+    # would wait for each other in a deadlock. The others keep their order, in which they will run.
+    pending = sorted(range(len(jobs)), key=lambda place: _place_of(jobs[place], place))
     for _ in range(_MOST_ROUNDS):
         records = "[" + ",".join([jobs[place].record() for place in pending]) + "]"
         rows = connection.execute(statements.insert_jobs(), {"jobs": records}, execution_options=options)
@@ -183,6 +185,11 @@ def _insert(connection: Connection, jobs: Sequence[NewJob], options: dict[str, A
         if not pending:
             return [result for result in results if result is not None]
     raise RuntimeError(f"a duplicate of {jobs[pending[0]]!r} came and went {_MOST_ROUNDS} times during one enqueue")
+
+
+def _place_of(job: NewJob, place: int) -> tuple[bool, str, str, int]:
+    keyed = job.fingerprint is not None
+    return (keyed, job.queue if keyed else "", job.fingerprint or "", place)
 
 
 def _find(

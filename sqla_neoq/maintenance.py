@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sqlalchemy.exc import IntegrityError
 
 from sqla_neoq import statements
 from sqla_neoq._version import __version__
@@ -38,6 +41,9 @@ _RESCUE_BATCH: Final = 200
 _PRUNE_BATCH: Final = 1000
 _PRUNE_EVERY: Final = 60.0
 _PRUNE_PAUSE: Final = 0.05
+_REFERRED_TO: Final = re.compile(r"\(id\)=\((\d+)\)")
+"""Where PostgreSQL names the row that a foreign key holds, in the detail of its error, in any language."""
+_MOST_KEPT: Final = 1000
 _SHORTEST_HISTORY: Final = 7 * 86_400.0
 
 
@@ -226,6 +232,7 @@ class Housekeeper(Service):
         self._link = link
         self._retention = None if config.retention is None else config.retention.total_seconds()
         self._options = options
+        self._kept: set[int] = set()
         self._called = threading.Event()
         self._overdue = False
         self._reconnecting = Reconnecting()
@@ -276,17 +283,27 @@ class Housekeeper(Service):
                     return
 
     def _prune(self, age: float) -> None:
+        while not self.stopping.is_set() and self._prune_jobs(age) == _PRUNE_BATCH:
+            # A breath between batches: whoever runs jobs goes first.
+            self.stopping.wait(_PRUNE_PAUSE)
         # What failed is worth knowing for a week even where success is forgotten at once.
-        for statement, seconds in (
-            (statements.prune_jobs(), age),
-            (statements.prune_failures(), max(age, _SHORTEST_HISTORY)),
-        ):
-            while not self.stopping.is_set():
-                with self._link.use() as connection:
-                    pruned = connection.execute(
-                        statement, {"age": seconds, "limit": _PRUNE_BATCH}, execution_options=self._options
-                    ).rowcount
-                if pruned < _PRUNE_BATCH:
-                    break
-                # A breath between batches: whoever runs jobs goes first.
-                self.stopping.wait(_PRUNE_PAUSE)
+        history = {"age": max(age, _SHORTEST_HISTORY), "limit": _PRUNE_BATCH}
+        while not self.stopping.is_set() and self._execute(statements.prune_failures(), history) == _PRUNE_BATCH:
+            self.stopping.wait(_PRUNE_PAUSE)
+
+    def _prune_jobs(self, age: float) -> int:
+        """Delete a batch; a job that the application's own tables still refer to stays, and stops no other."""
+        while True:
+            kept = statements.array_literal(self._kept or {0})
+            try:
+                return self._execute(statements.prune_jobs(), {"age": age, "limit": _PRUNE_BATCH, "kept": kept})
+            except IntegrityError as error:
+                named = _REFERRED_TO.search(str(error.orig))
+                if named is None or len(self._kept) >= _MOST_KEPT:
+                    raise
+                self._kept.add(int(named[1]))
+                log.warning("job %s is not pruned: %s", named[1], str(error.orig).partition("\n")[0])
+
+    def _execute(self, statement: Any, parameters: dict[str, Any]) -> int:
+        with self._link.use() as connection:
+            return int(connection.execute(statement, parameters, execution_options=self._options).rowcount)

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from sqla_neoq.context import StopReason
-from sqla_neoq.errors import ClaimLost, JobCancelled, JobTimeout
+from sqla_neoq.errors import JobCancelled, JobTimeout
 from sqla_neoq.payloads import clean_text
 from sqla_neoq.retries import DEFAULT_BACKOFF, LONGEST_DELAY, Discard, Retry, Snooze
 
@@ -80,8 +80,6 @@ def judge(error: BaseException, job: ClaimedJob, definition: Definition, stop: S
 
 def _judge(error: BaseException, job: ClaimedJob, definition: Definition, stop: StopReason | None) -> Outcome:
     match error:
-        case ClaimLost():
-            return Outcome(job, Verb.LOST)
         case _ if stop is StopReason.LOST:
             # The row may still be running under this run's token, until somebody rescues it: "cancelled", which is how
             # a run usually stops when asked, would pass the fence, and the job would never run again.
@@ -103,6 +101,8 @@ def _judge(error: BaseException, job: ClaimedJob, definition: Definition, stop: 
         case JobTimeout():
             return failure(error, job, definition, kind="timeout")
         case _:
+            # A ClaimLost as well: if another owns the job, the fence refuses this. If not, because the task itself
+            # changed its own job's row, it has failed, and must not stay "running" for ever.
             return failure(error, job, definition)
 
 

@@ -87,7 +87,7 @@ class Runner:
         queues: the queues to work on, each with the number of its jobs that may run at once (None: as many as there
             are slots). By default the queues of the tasks and handlers.
         config: the settings.
-        sessionmaker: makes the sessions that jobs get; by default ``Session(engine)``.
+        sessionmaker: makes the sessions that jobs get; by default ``Session(engine)``, in READ COMMITTED.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -117,7 +117,9 @@ class Runner:
             self._engine = self._engine.execution_options(neoq_schema=self.config.schema)
         self._schema: str | None = self._engine.get_execution_options().get("neoq_schema")
         self._options = {} if self._schema is None else {"schema_translate_map": {None: self._schema}}
-        self._make_session = sessionmaker or (lambda: Session(self._engine))
+        # READ COMMITTED whatever the engine's default: in SERIALIZABLE, completions would fail each other's jobs.
+        committed = self._engine.execution_options(isolation_level="READ COMMITTED")
+        self._make_session = sessionmaker or (lambda: Session(committed))
         found_tasks, found_handlers = sort_out(tasks)
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(found_tasks)
         self.handlers: Mapping[str, Handler] = MappingProxyType(found_handlers)

@@ -604,3 +604,38 @@ def test_stopping_closes_its_connection(make_housekeeper, database):
     eventually(lambda: database.backends(name="sqla_neoq housekeeping"))
     assert housekeeper.stop()
     eventually(lambda: not database.backends(name="sqla_neoq housekeeping"))
+
+
+def test_a_job_that_another_table_refers_to_is_kept_and_stops_no_other(make_housekeeper, database, caplog):
+    jobs = [finished(database, 9 * DAY) for _ in range(3)]
+    with database.begin() as connection:
+        connection.execute(text("CREATE TABLE invoices (job bigint REFERENCES neoq_jobs (id))"))
+        connection.execute(text("INSERT INTO invoices VALUES (:job)"), {"job": jobs[1]})
+    try:
+        make_housekeeper()._prune(7 * DAY)
+        assert set(database.statuses()) == {jobs[1]}
+        assert f"job {jobs[1]} is not pruned" in caplog.text
+    finally:
+        with database.begin() as connection:
+            connection.execute(text("DROP TABLE invoices"))
+
+
+def test_a_job_put_back_by_hand_under_its_old_id_can_die_again(make_housekeeper, database):
+    job, other = (database.add(queue="q", deadline=ago(1)) for _ in range(2))
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO neoq_dead_jobs "
+                "(id, queue, priority, payload, run_after, retries, crashes, created_at, reason) "
+                "VALUES (:id, 'x', 0, '{}', now(), 0, 0, now(), 'exhausted')"
+            ),
+            {"id": job},
+        )
+    make_housekeeper()._bury_overdue()
+    assert database.dead() == {job: "deadline", other: "deadline"}
+
+
+def test_crashes_at_the_end_of_their_type_are_too_many(lease, database):
+    job = database.add(queue="q", status="running", claim_token=5, worker_id=77_777, crashes=2**15 - 1)
+    lease._beat()
+    assert database.dead() == {job: "crashed"}

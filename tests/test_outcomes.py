@@ -78,9 +78,13 @@ def test_retry_cannot_have_more_retries_than_there_are():
     assert judged(Retry(after=timedelta(seconds=7)), retries=3).reason == "exhausted"
 
 
-@pytest.mark.parametrize("stop", [None, *StopReason])
-def test_a_lost_claim_writes_nothing_whatever_else_was_asked(stop):
-    assert judged(ClaimLost("x"), stop).verb is Verb.LOST
+def test_a_lost_claim_is_a_failure_that_the_fence_has_the_last_word_on():
+    outcome = judged(ClaimLost("x"))
+    assert (outcome.verb, outcome.written) == (Verb.FAIL, False)
+
+
+def test_a_run_whose_worker_was_declared_dead_writes_nothing():
+    assert judged(ClaimLost("x"), StopReason.LOST).verb is Verb.LOST
 
 
 @pytest.mark.parametrize("error", [JobCancelled("x"), ValueError("x"), SystemExit(1)])

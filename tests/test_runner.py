@@ -1497,3 +1497,66 @@ def test_jobs_and_rows_can_be_made_with_the_orm(make_runner, database, engine):
         session.add(Job(queue="q", payload={"a": 1}))
     make_runner(calling(lambda job: ran.append(job.payload))).drain()
     assert ran == [{"a": 1}]
+
+
+# What one row, or one transaction elsewhere, must not stop ------------------------------------------------------------
+
+
+def test_a_job_whose_row_somebody_holds_stops_no_other(start, database):
+    gate = Gate()
+    held = put(database, "q", {"wait": True})
+    runner = start(calling(lambda job: gate() if job.payload else None))
+    gate.await_arrived(1)
+    with Session(database.engine) as session:
+        assert cancel(session, held)  # uncommitted: the row is locked
+        gate.open()
+        others = [put(database, "q") for _ in range(5)]
+        eventually(lambda: {database.statuses()[job] for job in others} == {"processed"})
+        assert database.statuses()[held] == "running"
+        assert runner.counts.lost == 0
+        session.rollback()
+    eventually(lambda: database.statuses()[held] == "processed")
+    assert runner.counts.processed == 6
+
+
+def test_a_stop_waits_for_a_row_that_somebody_holds(start, database):
+    gate = Gate()
+    held = put(database, "q")
+    runner = start(calling(lambda job: gate()))
+    gate.await_arrived(1)
+    with Session(database.engine) as session:
+        cancel(session, held)
+        gate.open()
+        eventually(lambda: runner._services.dispatcher._blocked)
+        stopping = in_thread(runner.stop)
+        session.rollback()
+    stopping.join(10)
+    assert database.statuses() == {held: "processed"}
+
+
+def test_numbers_at_the_end_of_their_type_stop_no_claim(make_runner, database):
+    last = 2**31 - 1
+    jobs = [database.add(queue="q", status="failed", retries=last), database.add(queue="q")]
+    assert make_runner(calling(lambda job: None)).drain().processed == 2
+    assert database.statuses() == dict.fromkeys(jobs, "processed")
+    assert database.row(jobs[0]).retries == last
+
+
+def test_a_task_that_deletes_its_own_row_has_failed(make_runner, database):
+    def delete_itself(job):
+        job.session.execute(text("DELETE FROM neoq_jobs WHERE id = :id"), {"id": job.id})
+
+    job = put(database, "q", max_retries=0)
+    assert make_runner(calling(delete_itself)).drain().dead == 1
+    assert database.dead() == {job: "exhausted"}
+
+
+def test_jobs_in_their_own_session_do_not_fail_each_other_on_a_serializable_engine(make_runner, database, database_url):
+    engine = create_engine(database_url, isolation_level="SERIALIZABLE")
+    for _ in range(30):
+        put(database, "q", max_retries=0)
+    runner = make_runner(
+        calling(lambda job: job.session.execute(text("SELECT count(*) FROM neoq_jobs"))), engine=engine
+    )
+    assert (runner.drain().processed, database.dead()) == (30, {})
+    engine.dispose()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _WORKER = {
     "neoq_jobs": "SELECT, INSERT, UPDATE, DELETE",
-    "neoq_dead_jobs": "SELECT, INSERT",
+    "neoq_dead_jobs": "SELECT, INSERT, UPDATE",
     "neoq_workers": "SELECT, INSERT, UPDATE, DELETE",
     # UPDATE for the row locks of pruning: PostgreSQL asks for it where a row is locked to be deleted.
     "neoq_failures": "SELECT, INSERT, UPDATE, DELETE",

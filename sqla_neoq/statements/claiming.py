@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import OID, REGCLASS
 
 from sqla_neoq.models import claim_tokens
-from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, recordset, suspect, waiting, workers
+from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, next_of, recordset, suspect, waiting, workers
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, Select
@@ -159,7 +159,9 @@ def _take(picked: CTE) -> CTE:
             worker_id=bindparam("worker", type_=BigInteger),
             claim_token=select(token.c.value).scalar_subquery(),
             ran_at=clock,
-            retries=jobs.c.retries + case((jobs.c.status == literal_column("'failed'"), ONE), else_=ZERO),
+            retries=next_of(
+                jobs.c.retries, 2**31 - 1, case((jobs.c.status == literal_column("'failed'"), ONE), else_=ZERO)
+            ),
             cancel_requested_at=null(),
         )
         .returning(*_CLAIMED)

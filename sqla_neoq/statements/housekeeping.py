@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Integer, any_, bindparam, delete, literal_column, select
+from sqlalchemy import ARRAY, BigInteger, Integer, Text, all_, any_, bindparam, cast, delete, literal_column, select
 
 from sqla_neoq.statements.parts import array, bury_rows, clock, failures, in_status, jobs, seconds, waiting
 
@@ -37,10 +37,15 @@ def bury_overdue() -> Select[Any]:
 
 @cache
 def prune_jobs() -> Executable:
-    """Delete up to ``:limit`` jobs that finished more than ``:age`` seconds ago."""
+    """Delete up to ``:limit`` jobs that finished more than ``:age`` seconds ago, but none of ``:kept``."""
+    kept = cast(bindparam("kept", type_=Text), ARRAY(BigInteger))
     picked = (
         select(jobs.c.id)
-        .where(jobs.c.finished_at < clock - seconds("age"), in_status("processed", "cancelled"))
+        .where(
+            jobs.c.finished_at < clock - seconds("age"),
+            in_status("processed", "cancelled"),
+            jobs.c.id != all_(kept),
+        )
         .limit(bindparam("limit", type_=Integer))
         .with_for_update(skip_locked=True)
         .cte("picked")

@@ -34,12 +34,12 @@ from sqla_neoq.models import DEFAULT_MAX_RETRIES
 from sqla_neoq.statements.claiming import runnable
 from sqla_neoq.statements.housekeeping import overdue
 from sqla_neoq.statements.parts import (
-    ONE,
     array,
     bury_rows,
     clock,
     failures,
     jobs,
+    next_of,
     recordset,
     running,
     seconds,
@@ -170,7 +170,7 @@ def rescue() -> Select[Any]:
     Counts a crash. ``:limit`` crashes make a job dead (``crashed``); so do used-up retries (``exhausted``). Returns
     (id, reason), the reason NULL for those that will run again.
     """
-    crashes = jobs.c.crashes + ONE
+    crashes = next_of(jobs.c.crashes, 2**15 - 1)
     orphan = (
         select(
             jobs.c.id,
@@ -211,7 +211,12 @@ def rescue() -> Select[Any]:
     buried = bury_rows(gone, orphan.c.reason, message, gone.join(orphan, gone.c.id == orphan.c.id))
     ended = select(*again.c).union_all(select(*(gone.c[name] for name in again.c.keys()))).cte("ended")  # noqa: SIM118
     note = select(
-        ended.c.id, ended.c.retries + ONE, ended.c.worker_id, ended.c.ran_at, literal_column("'crashed'"), message
+        ended.c.id,
+        next_of(ended.c.retries, 2**31 - 1),
+        ended.c.worker_id,
+        ended.c.ran_at,
+        literal_column("'crashed'"),
+        message,
     )
     names = ["job_id", "attempt", "worker_id", "started_at", "kind", "message"]
     noted = insert(failures).from_select(names, note, include_defaults=False).cte("noted")

@@ -27,13 +27,13 @@ from sqlalchemy import (
 )
 
 from sqla_neoq.statements.parts import (
-    ONE,
     array,
     bury_rows,
     clock,
     failures,
     in_seconds,
     jobs,
+    next_of,
     recordset,
     running,
     unless_cancelled,
@@ -163,7 +163,7 @@ def _note_failures(ended: CTE, outcome: CTE) -> CTE:
     """Write one row of history for each ended attempt that failed."""
     rows = select(
         ended.c.id,
-        ended.c.retries + ONE,
+        next_of(ended.c.retries, 2**31 - 1),
         ended.c.worker_id,
         ended.c.ran_at,
         outcome.c.kind,

@@ -19,11 +19,11 @@ from sqlalchemy import (
     case,
     cast,
     func,
-    insert,
     literal_column,
     null,
     select,
 )
+from sqlalchemy.dialects.postgresql import insert
 
 from sqla_neoq.models import Base
 
@@ -103,6 +103,15 @@ def suspect() -> ColumnElement[bool]:
     return jobs.c.crashes > ONE
 
 
+def next_of(number: Any, most: int, step: Any = ONE) -> ColumnElement[Any]:
+    """Add a step to a number without ever leaving its type.
+
+    Plain SQL can store the largest number there is, and one row on which a claim overflows would stop every claim.
+    """
+    next_: ColumnElement[Any] = func.least(number, literal_column(str(most - 1), type_=Integer)) + step
+    return next_
+
+
 def seconds(name: str) -> ColumnElement[Any]:
     """A parameter in seconds, as an interval."""
     return bindparam(name, type_=Double) * literal_column("interval '1 second'")
@@ -115,4 +124,7 @@ def bury_rows(gone: CTE, reason: Any, error: Any, source: FromClause, *where: Co
     """Write deleted jobs into the dead table, with all that was known of them."""
     rows = select(*(gone.c[name] for name in _KEPT_OF_THE_DEAD), reason, error).select_from(source).where(*where)
     names = [*_KEPT_OF_THE_DEAD, "reason", "error"]
-    return insert(dead_jobs).from_select(names, rows, include_defaults=False).cte("buried")
+    buried = insert(dead_jobs).from_select(names, rows, include_defaults=False)
+    # Somebody put the job back by hand and left its dead row behind: the later death is the one to know of.
+    later = {name: buried.excluded[name] for name in [*names, "died_at"] if name != "id"}
+    return buried.on_conflict_do_update(index_elements=[dead_jobs.c.id], set_=later).cte("buried")
