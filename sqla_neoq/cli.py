@@ -316,7 +316,8 @@ def _take_signals() -> None:
 
     Then lets in what came while the process was starting anew.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # Not by an exception, which the modules being imported could catch. There is no job yet to be given back.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
