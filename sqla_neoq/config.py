@@ -52,8 +52,8 @@ class RunnerConfig:
             if (value := getattr(self, name)) is not None:
                 self._count(name, value, 1, 2**63 - 1)
         self._duration("poll_interval", self.poll_interval, timedelta(milliseconds=10), timedelta(hours=1))
-        # A lease is lost after 30 s: at 5 s a runner may miss a few beats and live.
-        self._duration("heartbeat_interval", self.heartbeat_interval, timedelta(milliseconds=100), timedelta(seconds=5))
+        # Below the 4 s of silence after which a worker whose listening connection is down too is taken for dead.
+        self._duration("heartbeat_interval", self.heartbeat_interval, timedelta(milliseconds=100), timedelta(seconds=3))
         self._duration("shutdown_timeout", self.shutdown_timeout, timedelta(0), timedelta(days=7))
         if self.retention is not None:
             self._duration("retention", self.retention, timedelta(0), _AGE_OF_THE_WORLD)

@@ -161,6 +161,20 @@ def cancel_statement(driver_connection: Any) -> None:
         driver_connection.cancel_safe(timeout=5.0)
 
 
+def is_locked(error: BaseException) -> bool:
+    """Whether the error says that somebody else held a lock for too long."""
+    return isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server refused what it was given: a value, a constraint, a trigger's own objection.
+
+    Another try would be refused as well, unlike after a lost connection, a shortage or a serialization failure.
+    """
+    state = getattr(getattr(error, "orig", error), "sqlstate", None) or ""
+    return state[:2] in {"22", "23", "44", "P0"}
+
+
 def cut(driver_connection: Any) -> None:
     """Break a connection from another thread, so that whoever waits on it gets an error at once."""
     try:

@@ -22,12 +22,11 @@ from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg.errors import LockNotAvailable
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import ProgrammingError
 
 from sqla_neoq import statements
 from sqla_neoq.claim import Claimant, claim, claim_suspect, settle
-from sqla_neoq.dialects import DATABASE_ERRORS
+from sqla_neoq.dialects import DATABASE_ERRORS, is_locked, is_refusal
 from sqla_neoq.lifecycle import Service
 from sqla_neoq.link import Reconnecting
 from sqla_neoq.outcomes import Outcome, Verb
@@ -215,30 +214,19 @@ class Dispatcher(Service):
                     jobs = claim_suspect(connection, self.claimant, wants)
                 elif wants:
                     jobs, next_due = claim(connection, self.claimant, wants, total)
-        except (DataError, IntegrityError):
-            if not to_write:
+        except DATABASE_ERRORS as error:
+            if not to_write or not (is_refusal(error) or is_locked(error)):
+                if not isinstance(error, ProgrammingError):
+                    self._doubtful.update(outcome.job.id for outcome in outcomes)
                 raise
-            # The server refused a value, so nothing of this round was committed.
+            # One outcome is to blame, or the row that it is about; nothing of this round was committed.
             outcomes, lost = self._settle_one_by_one(outcomes)
             jobs, wants = [], []
-        except OperationalError as error:
-            if not to_write or not isinstance(error.orig, LockNotAvailable):
-                self._doubtful.update(outcome.job.id for outcome in outcomes)
-                raise
-            # Nothing of this round was committed here either.
-            outcomes, lost = self._settle_one_by_one(outcomes)
-            jobs, wants = [], []
-        except ProgrammingError:
-            # A table or a permission is gone, for a moment or until somebody has seen to it. Nothing was committed, and
-            # no outcome is to blame: they wait.
-            raise
-        except DATABASE_ERRORS:
-            self._doubtful.update(outcome.job.id for outcome in outcomes)
-            raise
+        else:
+            self._link.fresh = False
         lost -= self._doubtful
         self._unwritten = []
         self._doubtful.clear()
-        self._link.fresh = False
         self._reconnecting.succeeded()
         self._hand_out(jobs)
         if turn is Turn.SUSPECT:
@@ -285,16 +273,15 @@ class Dispatcher(Service):
                 break
             try:
                 attempt, refused = self._settle_one(outcome)
-            except OperationalError as error:
-                if not isinstance(error.orig, LockNotAvailable):
+            except DATABASE_ERRORS as error:
+                if not (is_refusal(error) or is_locked(error)):
                     raise
                 self._blocked.append(outcome)
-                blocked_in_a_row += 1
+                blocked_in_a_row += is_locked(error)
                 continue
             blocked_in_a_row = 0
-            if attempt is not None:
-                written.append(attempt)
-                lost |= refused
+            written.append(attempt)
+            lost |= refused
             # Should the database go away before the last one: written, and not to be called lost.
             self._doubtful.add(outcome.job.id)
         self._doubtful.clear()
@@ -302,14 +289,18 @@ class Dispatcher(Service):
             self._next_unblock = monotonic() + _UNBLOCK_EVERY
         return written, lost
 
-    def _settle_one(self, outcome: Outcome) -> tuple[Outcome | None, set[int]]:
-        for attempt in (outcome, _plain_failure(outcome)):
-            try:
-                with self._link.use() as connection:
-                    return attempt, settle(connection, [attempt], self.claimant.options, delete=self._delete)
-            except (DataError, IntegrityError):
-                log.exception("the outcome of job %d cannot be written: %r", outcome.job.id, attempt)
-        return None, set()
+    def _settle_one(self, outcome: Outcome) -> tuple[Outcome, set[int]]:
+        """Write one outcome; if the server refuses it, as a plain failure; return which, and the ids refused."""
+        try:
+            with self._link.use() as connection:
+                return outcome, settle(connection, [outcome], self.claimant.options, delete=self._delete)
+        except DATABASE_ERRORS as error:
+            if not is_refusal(error):
+                raise
+            log.warning("the outcome of job %d cannot be written: %s", outcome.job.id, _first_line(error))
+        plain = _plain_failure(outcome)
+        with self._link.use() as connection:
+            return plain, settle(connection, [plain], self.claimant.options, delete=self._delete)
 
     def _unblock(self, now: float) -> None:
         """Try the outcomes again whose rows somebody else held."""
@@ -420,8 +411,7 @@ def _plain_failure(outcome: Outcome) -> Outcome:
 
 
 def _trouble(error: BaseException) -> str:
-    locked = isinstance(getattr(error, "orig", None), LockNotAvailable)
-    return "somebody holds the jobs table" if locked else "the database is away"
+    return "somebody holds the jobs table" if is_locked(error) else "the database is away"
 
 
 def _first_line(error: BaseException) -> Any:

@@ -9,6 +9,7 @@ from typing import Final
 log = logging.getLogger("sqla_neoq.runner")
 
 _PAUSE: Final = 1.0
+_MOST_ERRORS_AT_THE_END: Final = 3
 
 
 class Service:
@@ -63,9 +64,13 @@ class Service:
         raise NotImplementedError
 
     def _main(self) -> None:
-        while not self.stopping.is_set():
+        errors_at_the_end = 0
+        while not self.stopping.is_set() or 0 < errors_at_the_end < _MOST_ERRORS_AT_THE_END:
             try:
                 self.serve()
+                errors_at_the_end = 0
             except Exception:
                 log.exception("the %s stopped on an error and starts again", self.name)
+                # What it has in hand is still to be finished.
+                errors_at_the_end += self.stopping.is_set()
                 self.stopping.wait(_PAUSE)

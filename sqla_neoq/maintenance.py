@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from sqla_neoq import statements
 from sqla_neoq._version import __version__
-from sqla_neoq.dialects import DATABASE_ERRORS
+from sqla_neoq.dialects import DATABASE_ERRORS, is_locked
 from sqla_neoq.lifecycle import Service
 from sqla_neoq.link import Reconnecting
 from sqla_neoq.payloads import encode
@@ -37,6 +37,10 @@ SILENT_AFTER: Final = 4.0
 """Seconds of silence after which a worker is dead if the lock that lives with its process is free."""
 DEAD_AFTER: Final = 30.0
 """Seconds of silence after which a worker is dead whatever its locks: frozen, cut off, or poll-only."""
+RETURN_AFTER: Final = 10.0
+"""Seconds after an outage until this runner declares others dead: twice the longest wait between their attempts."""
+_LONGEST_BEAT: Final = 10.0
+_LONGEST_SIGN_OFF: Final = 5.0
 _RESCUE_BATCH: Final = 200
 _PRUNE_BATCH: Final = 1000
 _PRUNE_EVERY: Final = 60.0
@@ -99,6 +103,7 @@ class Lease(Service):
         self._options = options
         self._events = events
         self._worker: int | None = None
+        self._judge_from = 0.0
         self._reconnecting = Reconnecting()
         self.last_beat = monotonic()
 
@@ -124,12 +129,16 @@ class Lease(Service):
         """Remove the runner's row; whatever still runs under its name is rescued by others, at once."""
         if self._worker is not None:
             try:
-                with self._link.use() as connection:
+                with self._link.use(_LONGEST_SIGN_OFF) as connection:
                     self._execute(connection, statements.unregister_worker(), worker=self._worker)
             except DATABASE_ERRORS as error:
                 log.warning("the runner could not sign off (%s); others will notice its silence", error)
             self._worker = None
         self._link.close()
+
+    def cut(self) -> None:
+        """Break the connection, so that a beat that waits on a silent server ends; from another thread."""
+        self._link.cut_if_late(float("inf"))
 
     def serve(self) -> None:
         """Beat until stopped."""
@@ -138,13 +147,17 @@ class Lease(Service):
                 delay = self._interval if self._beat() else 0.0
                 self._reconnecting.succeeded()
             except DATABASE_ERRORS as error:
+                # Whatever kept this heartbeat from the database may have kept the others' too: give them the time to
+                # come back before any is declared dead, or after each restart of the server the living would kill
+                # each other.
+                self._judge_from = monotonic() + RETURN_AFTER
                 delay = self._reconnecting.next_delay()
                 log.warning("the heartbeat failed (%s); trying again in %.1f s", error, delay)
             self.stopping.wait(delay)
 
     def _beat(self) -> bool:
         """Renew the lease and do what needs doing; False when there is more to do at once."""
-        with self._link.use() as connection:
+        with self._link.use(_LONGEST_BEAT) as connection:
             seen = self._execute(
                 connection,
                 statements.beat(),
@@ -174,16 +187,8 @@ class Lease(Service):
 
     def _rescue(self, connection: Connection) -> int:
         """Declare the silent dead, then take back what nobody runs; returns how many jobs that were."""
-        gone = self._execute(
-            connection,
-            statements.remove_dead_workers(),
-            worker=self._worker,
-            stale=SILENT_AFTER,
-            dead=DEAD_AFTER,
-            jobs=self._oid,
-        ).all()
-        for (worker,) in gone:
-            log.warning("worker %d is dead", worker, extra={"neoq": {"event": "worker_dead", "worker_id": worker}})
+        if monotonic() >= self._judge_from:
+            self._declare_dead(connection)
         orphans = [row.id for row in self._execute(connection, statements.orphans())][:_RESCUE_BATCH]
         if not orphans:
             return 0
@@ -196,13 +201,26 @@ class Lease(Service):
             rescued = self._rescue_each(connection, orphans)
         return rescued
 
+    def _declare_dead(self, connection: Connection) -> None:
+        gone = self._execute(
+            connection,
+            statements.remove_dead_workers(),
+            worker=self._worker,
+            stale=SILENT_AFTER,
+            dead=DEAD_AFTER,
+            jobs=self._oid,
+        ).all()
+        for (worker,) in gone:
+            log.warning("worker %d is dead", worker, extra={"neoq": {"event": "worker_dead", "worker_id": worker}})
+
     def _rescue_each(self, connection: Connection, orphans: Sequence[int]) -> int:
         rescued = 0
         for job in orphans:
             try:
                 rescued += self._rescue_jobs(connection, [job])
-            except DATABASE_ERRORS:
-                if connection.invalidated or connection.closed:
+            except DATABASE_ERRORS as error:
+                # Locked: the next beat is soon, and waiting for each in turn would cost this worker its own lease.
+                if connection.invalidated or connection.closed or is_locked(error):
                     raise
                 log.exception("job %d could not be rescued", job)
         return rescued

@@ -267,7 +267,7 @@ class WorkPool:
 
     @property
     def stuck(self) -> int:
-        """How many runs were given up and still hold their threads."""
+        """How many runs were given up and have not ended: they hold their threads, or the event loop."""
         return len(self._given_up)
 
     def tokens(self) -> set[int]:
@@ -324,8 +324,8 @@ class WorkPool:
         """Under the lock: end a run on the books, and replace the thread that may never come back."""
         run.over = True
         self._end(run, outcome, now)
+        self._given_up.add(run)
         if not run.definition.is_async:
-            self._given_up.add(run)
             if not self._closing:
                 self._start_thread()
         elif self._turns:
@@ -370,7 +370,8 @@ class WorkPool:
 
     def _end_async(self, run: Run, outcome: Outcome) -> None:
         with self._lock:
-            self._hand_in(run, outcome)
+            if not self._hand_in(run, outcome):
+                self._given_up.discard(run)
             if self._turns:
                 self._work.notify()
 

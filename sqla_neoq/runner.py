@@ -439,7 +439,7 @@ class Runner:
                 rescued=lambda: dispatcher.wake(None),
                 suspects=dispatcher.suspects_due,
                 overdue=housekeeper.overdue,
-                cancels=lambda ids: pool.ask_to_stop(ids, StopReason.CANCELLED),
+                cancels=lambda ids: _aside(lambda: pool.ask_to_stop(ids, StopReason.CANCELLED)),
             ),
         )
         lease.register()
@@ -467,3 +467,8 @@ class Runner:
         self._tally.settled(outcomes, lost)
         if self.config.max_jobs is not None and self.counts.total >= self.config.max_jobs:
             self.request_stop(Ended.RESTART)
+
+
+def _aside(work: Callable[[], object]) -> None:
+    """Do it in a thread of its own: cancelling a statement asks the server, and a heartbeat does not wait for that."""
+    threading.Thread(target=work, name="neoq-cancel", daemon=True).start()

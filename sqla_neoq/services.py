@@ -69,11 +69,14 @@ class Services:
         self.pool.close()
         self.loop.close()
         self.housekeeper.stop(2.0)
-        self.timekeeper.stop(2.0)
         if self.listener is not None:
             self.listener.stop(2.0)
-        self.lease.stop(5.0)
-        self.lease.unregister()
+        if not self.lease.stop(5.0):
+            self.lease.cut()
+        if self.lease.stop(2.0):
+            self.lease.unregister()
+        # Last: it alone cuts a call to a database that does not answer.
+        self.timekeeper.stop(2.0)
         return clean
 
     def _await_dispatcher(self, until: float, forced: threading.Event | None) -> bool:

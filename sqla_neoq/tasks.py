@@ -76,7 +76,7 @@ class _Policy:
         self.max_retries = checked_retries(max_retries)
         self.timeout = None if timeout is None else timeout.total_seconds()
         self.backoff = DEFAULT_BACKOFF if backoff is None else backoff
-        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+        self.is_async = inspect.iscoroutinefunction(function)
         self.function: Callable[..., Any] = function
 
     def retries_of(self, max_retries: int | None) -> int:

@@ -6,6 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import event
+
 from sqla_neoq.claim import completion
 from sqla_neoq.dialects import cancel_statement
 from sqla_neoq.errors import ClaimLost, JobCancelled
@@ -14,6 +16,7 @@ from sqla_neoq.insertion import connection_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
     from sqla_neoq.context import ClaimedJob
@@ -74,9 +77,26 @@ class RunTransaction:
             self._driver_connection = connection.driver_connection
             self._lock = threading.Lock()
             self._session = session
+            # A task may roll back and go on: its next statement is on another connection, this one is another job's.
+            event.listen(session, "after_begin", self._began)
+            event.listen(session, "after_rollback", self._let_go)
+            event.listen(session, "after_commit", self._let_go)
             # Once more: a cancel() of a moment ago found no connection to cancel.
             self._refuse_if_cancelled()
         return self._session
+
+    def _began(self, _session: Session, _transaction: Any, connection: Connection) -> None:
+        assert self._lock is not None
+        with self._lock:
+            self._driver_connection = connection.connection.driver_connection
+        self._refuse_if_cancelled()
+
+    def _let_go(self, session: Session) -> None:
+        """The connection goes back to its pool; unless only a savepoint ended."""
+        assert self._lock is not None
+        if not session.in_nested_transaction():
+            with self._lock:
+                self._driver_connection = None
 
     def _refuse_if_cancelled(self) -> None:
         """Nobody asks a second time: a statement that begins after the cancellation would run to its end."""
@@ -103,7 +123,7 @@ class RunTransaction:
         if self._session is not None:
             try:
                 self._close()
-            except Exception:
+            except BaseException:  # the session's own events are the application's code, and may raise anything
                 log.warning("a job's session could not be rolled back", exc_info=True)
 
     def cancel(self) -> None:

@@ -64,7 +64,7 @@ def test_a_count_is_a_whole_number_in_its_range(name, values):
     ("name", "low", "high"),
     [
         ("poll_interval", timedelta(milliseconds=10), timedelta(hours=1)),
-        ("heartbeat_interval", timedelta(milliseconds=100), 5 * SECOND),
+        ("heartbeat_interval", timedelta(milliseconds=100), 3 * SECOND),
         ("shutdown_timeout", timedelta(0), timedelta(days=7)),
         ("retention", timedelta(0), timedelta(days=36_525)),
     ],

@@ -168,13 +168,7 @@ def test_it_beats_in_its_thread_until_stopped(make_lease, database):
 def test_it_beats_again_after_its_connection_was_ended(make_lease, database, caplog):
     lease = make_lease(heartbeat_interval=timedelta(milliseconds=100))
     lease.start()
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND application_name = 'sqla_neoq lease'"
-            )
-        )
+    database.cut_backends("sqla_neoq lease")
     eventually(lambda: "the heartbeat failed" in caplog.text)
     silent(database, lease._worker, 3)
     before = database.rows(Worker)[0].heartbeat_at
@@ -639,3 +633,16 @@ def test_crashes_at_the_end_of_their_type_are_too_many(lease, database):
     job = database.add(queue="q", status="running", claim_token=5, worker_id=77_777, crashes=2**15 - 1)
     lease._beat()
     assert database.dead() == {job: "crashed"}
+
+
+def test_after_an_outage_nobody_is_declared_dead_before_all_had_time_to_come_back(lease, database, caplog):
+    lease.start()
+    database.cut_backends("sqla_neoq lease")
+    eventually(lambda: "the heartbeat failed" in caplog.text)
+    other = database.worker(listening=True)
+    silent(database, other, SILENT_AFTER + 1)
+    beaten = lease.last_beat
+    eventually(lambda: lease.last_beat > beaten)
+    assert other in workers(database)
+    lease._judge_from = 0.0
+    eventually(lambda: other not in workers(database))

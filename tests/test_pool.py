@@ -632,9 +632,24 @@ def test_an_async_run_past_its_timeout_is_cancelled_and_holds_no_thread(make_poo
     assert waiting.wait(10)
     pool.expire(time.monotonic() + LATER)
     assert [(outcome.verb, outcome.kind) for outcome in pool.take_outcomes()] == [(Verb.FAIL, "timeout")]
-    assert pool.stuck == 0
-    eventually(lambda: not pool._loop._tasks)
+    eventually(lambda: pool.stuck == 0 and not pool._loop._tasks)
     assert pool.take_outcomes() == []
+
+
+def test_an_async_run_that_will_not_end_counts_as_stuck(make_pool):
+    pool, blocked, end = make_pool(concurrency=1), threading.Event(), threading.Event()
+
+    @task(name="m:blocking", timeout=SHORT)
+    async def blocking():
+        blocked.set()
+        end.wait(10)
+
+    pool.submit([(job(), blocking)])
+    assert blocked.wait(10)
+    pool.expire(time.monotonic() + LATER)
+    assert pool.stuck == 1
+    end.set()
+    eventually(lambda: pool.stuck == 0)
 
 
 def test_after_an_async_run_that_will_not_end_the_jobs_behind_it_start(make_pool):

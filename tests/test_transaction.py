@@ -354,3 +354,37 @@ def test_cancels_and_ends_at_the_same_time_never_hit_the_next_user_of_the_connec
             )
         thread.join(10)
     engine.dispose()
+
+
+def test_a_session_that_was_rolled_back_leaves_no_connection_to_cancel(database, transaction):
+    transaction.session.execute(text("SELECT 1"))
+    before = transaction._driver_connection
+    assert before is not None
+    transaction.session.rollback()
+    assert transaction._driver_connection is None
+    with transaction.session.begin_nested():
+        transaction.session.execute(text("SELECT 1"))
+    assert transaction._driver_connection is not None
+
+
+def test_a_statement_after_a_rollback_can_be_cancelled_as_well(database, transaction):
+    transaction.session.rollback()
+    with ThreadPoolExecutor(1) as pool:
+        sleeping = pool.submit(transaction.session.execute, text("SELECT pg_sleep(30)"))
+        eventually(lambda: sleeps(database))
+        transaction.cancel()
+        with pytest.raises(DBAPIError, match="canceling statement"):
+            sleeping.result(10)
+
+
+def test_after_a_cancellation_no_new_transaction_begins(database, transaction):
+    transaction.session.rollback()
+    transaction.cancel()
+    with pytest.raises(JobCancelled):
+        transaction.session.execute(text("SELECT 1"))
+
+
+def sleeps(database):
+    query = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT pg_sleep(30)%'"
+    with database.engine.connect() as connection:
+        return connection.scalar(text(query))

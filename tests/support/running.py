@@ -105,6 +105,17 @@ class Database:
                 )
             )
 
+    def cut_backends(self, name: str) -> None:
+        """End the server processes of the connections called so, and wait until they are gone."""
+        with self.engine.connect() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND application_name = :name"
+                ),
+                {"name": name},
+            )
+
 
 def claimant(database: Database, worker: int, *tasks: str) -> Claimant:
     with database.engine.connect() as connection:
