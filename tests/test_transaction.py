@@ -96,7 +96,6 @@ def test_the_work_and_the_completion_commit_together(database, transaction, job)
 
 
 def test_pending_objects_are_flushed_before_the_completion(database, transaction, job):
-    transaction.session.connection(execution_options=transaction._options)
     transaction.session.add(Job(queue="next"))
     transaction.complete(job)
     assert sorted(row.queue for row in database.rows()) == ["next", "q"]
