@@ -104,6 +104,7 @@ class Lease(Service):
         self._events = events
         self._worker: int | None = None
         self._judge_from = 0.0
+        self._abandoned = False
         self._reconnecting = Reconnecting()
         self.last_beat = monotonic()
 
@@ -140,8 +141,19 @@ class Lease(Service):
         """Break the connection, so that a beat that waits on a silent server ends; from another thread."""
         self._link.cut_if_late(float("inf"))
 
+    def abandon(self) -> None:
+        """The thread does not end: let it close its connection when it does."""
+        self._abandoned = True
+
     def serve(self) -> None:
         """Beat until stopped."""
+        try:
+            self._serve()
+        finally:
+            if self._abandoned:
+                self._link.close()
+
+    def _serve(self) -> None:
         while not self.stopping.is_set():
             try:
                 delay = self._interval if self._beat() else 0.0

@@ -306,9 +306,11 @@ class Runner:
             finally:
                 clean = self.stop()
         self._raise_refusal()
-        if self._forced.is_set() or not clean:
+        if self._forced.is_set():
             return Ended.FORCED
-        return self._ended or Ended.CLEAN
+        if self._ended is Ended.RESTART:
+            return Ended.RESTART  # also when jobs outlasted the shutdown_timeout: they were given back
+        return Ended.CLEAN if clean else Ended.FORCED
 
     def drain(self) -> Counts:
         """Run all that is due until nothing is, then stop. Returns how the attempts ended.

@@ -75,6 +75,8 @@ class Services:
             self.lease.cut()
         if self.lease.stop(2.0):
             self.lease.unregister()
+        else:
+            self.lease.abandon()
         # Last: it alone cuts a call to a database that does not answer.
         self.timekeeper.stop(2.0)
         return clean

@@ -23,7 +23,7 @@ from sqla_neoq.models import Job, Worker
 
 # A gate is a file: a job that came to it says so, and goes on when the file is there.
 TASKS = """
-import os, pathlib, time
+import os, pathlib, signal, threading, time
 from datetime import timedelta
 from sqla_neoq import current_job, task
 
@@ -40,6 +40,12 @@ def wait(gate: str):
         current_job().raise_if_cancelled()
         time.sleep(0.01)
     say("job", current_job().id, "ends")
+
+@task(name="signalled")
+def signalled():
+    say("signalled")
+    time.sleep(0.3)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 @task(name="hang", timeout=timedelta(seconds=0.1))
 def hang(seconds: float):
@@ -156,6 +162,39 @@ def test_the_first_signal_lets_running_jobs_finish(neoq, session, tmp_path, numb
     assert process.wait() == 0
     assert jobs(session, "processed") == [1]
     assert workers(session) == set()
+
+
+def test_a_signal_that_a_jobs_thread_receives_is_heard(neoq, session):
+    enqueue(session, "default", {}, task="signalled")
+    session.commit()
+    process = neoq(until="signalled")
+    assert process.wait() == 0
+    assert jobs(session, "processed") == [1]
+
+
+def test_a_term_during_a_restart_ends_the_process_and_forces_nothing(neoq, session, tmp_path):
+    waiting(session, tmp_path / "gate")
+    session.commit()
+    process = neoq("--health-port", "127.0.0.1:0", until="waits in")
+    process.signal(signal.SIGHUP)
+    eventually(lambda: probe(health_port(process), "readyz") == (503, "stopping"))
+    process.signal(signal.SIGTERM)
+    (tmp_path / "gate").touch()
+    assert process.wait() == 0
+    assert jobs(session, "processed") == [1]
+    assert starts(process) == 1
+
+
+def test_a_restart_gives_back_what_outlasts_the_shutdown_timeout_and_starts_anew(neoq, session, tmp_path):
+    waiting(session, tmp_path / "gate")
+    session.commit()
+    process = neoq("--shutdown-timeout", "100ms", until="waits in")
+    process.signal(signal.SIGHUP)
+    eventually(lambda: process.stdout.count("waits in") == 2)
+    (tmp_path / "gate").touch()
+    eventually(lambda: jobs(session, "processed") == [1])
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
 
 
 def test_the_second_signal_gives_them_back(neoq, session, tmp_path):

@@ -125,3 +125,16 @@ print(len(received))
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (answer.stdout, answer.stderr) == ("500\n", "")
+
+
+def test_a_signal_that_another_thread_receives_is_heard_while_the_main_thread_waits_on_a_lock():
+    heard, end = threading.Event(), threading.Event()
+    other = threading.Thread(target=end.wait)
+    sender = threading.Timer(0.05, lambda: signal.pthread_kill(other.ident, signal.SIGTERM))
+    other.start()
+    with Signals(lambda number: heard.set()):
+        sender.start()
+        assert heard.wait(10)
+    end.set()
+    for thread in (other, sender):
+        thread.join()
