@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from threading import Lock
 
 from sqlalchemy import select, update
 
@@ -15,6 +16,10 @@ from sqla_neoq import current_job, exponential, task
 
 # What the compiler thinks of the style of the files read is not this application's business.
 warnings.filterwarnings("ignore", category=SyntaxWarning)
+
+# CPython 3.11 counts how deep it is in a tree for all threads together, and two that build one at once can get a
+# SystemError (python/cpython#106905). Parsing holds the interpreter's lock anyway, so taking turns costs nothing.
+_turn = Lock()
 
 
 # A file that does not parse today will not parse in two seconds either; a job that calls another service would keep
@@ -30,7 +35,9 @@ def count_file(file_id: int) -> None:
     this_file = SourceFile.id == file_id
     path = session.scalars(select(SourceFile.path).where(this_file)).one()
     source = Path(path).read_bytes()
-    nodes = Counter(type(node) for node in ast.walk(ast.parse(source, path)))
+    with _turn:
+        tree = ast.parse(source, path)
+    nodes = Counter(type(node) for node in ast.walk(tree))
     session.execute(
         update(SourceFile)
         .where(this_file)
