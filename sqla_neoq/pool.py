@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from contextvars import copy_context
 from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -358,7 +359,8 @@ class WorkPool:
                 self._loop.start_run(run, self._end_async)
                 run = None
             else:
-                outcome = execute(run.job, run.definition, run.context, run.transaction)
+                # In a copy of the context: what one job sets must not be there for the thread's next.
+                outcome = copy_context().run(execute, run.job, run.definition, run.context, run.transaction)
 
     def _hand_in(self, run: Run, outcome: Outcome) -> bool:
         """Under the lock: end a run that ended by itself; False when it had been given up before."""

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import threading
 import time
@@ -756,3 +757,16 @@ def test_under_a_storm_of_everything_each_job_ends_once_within_the_limits(make_p
     assert meter.most_total <= 4
     hang.set()
     eventually(lambda: pool.stuck == 0 and len(threads("neoq-job")) == 4)
+
+
+def test_what_one_job_sets_in_its_context_the_next_does_not_see(make_pool):
+    pool, seen, variable = make_pool(concurrency=1), [], contextvars.ContextVar("tenant", default=None)
+
+    @task(name="m:tenant")
+    def tenant():
+        seen.append(variable.get())
+        variable.set("acme")
+
+    pool.submit([(job(), tenant), (job(), tenant)])
+    eventually(lambda: len(seen) == 2)
+    assert seen == [None, None]
