@@ -123,7 +123,7 @@ def test_the_runners_own_sessions_have_the_limits_that_are_promised(place):
 
     place.drain(work, database=engine)
     engine.dispose()
-    assert seen == {("1min", "1min", "20s", place.sql("SHOW synchronous_commit"))}
+    assert seen == {("1min", "1min", "200ms", place.sql("SHOW synchronous_commit"))}
 
 
 @pytest.mark.neoq("S06")
