@@ -130,12 +130,23 @@ class Lease(Service):
         """Remove the runner's row; whatever still runs under its name is rescued by others, at once."""
         if self._worker is not None:
             try:
-                with self._link.use(_LONGEST_SIGN_OFF) as connection:
-                    self._execute(connection, statements.unregister_worker(), worker=self._worker)
+                self._sign_off()
             except DATABASE_ERRORS as error:
                 log.warning("the runner could not sign off (%s); others will notice its silence", error)
             self._worker = None
         self._link.close()
+
+    def _sign_off(self) -> None:
+        # Twice: the server may have come back since the last beat, and only a new connection knows.
+        for last in (False, True):
+            try:
+                with self._link.use(_LONGEST_SIGN_OFF) as connection:
+                    self._execute(connection, statements.unregister_worker(), worker=self._worker)
+            except DATABASE_ERRORS:
+                if last:
+                    raise
+            else:
+                return
 
     def cut(self) -> None:
         """Break the connection, so that a beat that waits on a silent server ends; from another thread."""

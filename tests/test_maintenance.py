@@ -155,6 +155,15 @@ def test_signing_off_removes_the_row(lease, database):
     lease.unregister()
 
 
+def test_signing_off_does_not_fail_for_a_connection_that_broke_since_the_last_beat(lease, database, caplog):
+    with lease._link.use() as connection:
+        name = connection.exec_driver_sql("SHOW application_name").scalar_one()
+    database.cut_backends(name)
+    lease.unregister()
+    assert workers(database) == []
+    assert caplog.records == []
+
+
 def test_it_beats_in_its_thread_until_stopped(make_lease, database):
     lease = make_lease(heartbeat_interval=timedelta(milliseconds=100))
     silent(database, lease._worker, 3)
