@@ -28,7 +28,18 @@ if _TYPE_CHECKING:
     from sqla_neoq.insertion import Enqueued
     from sqla_neoq.models import DeadJob, Failure, Job, Meta, Worker
     from sqla_neoq.newjob import NewJob
-    from sqla_neoq.producer import cancel, enqueue, enqueue_async, enqueue_many, enqueue_many_async
+    from sqla_neoq.producer import (
+        cancel,
+        cancel_async,
+        enqueue,
+        enqueue_async,
+        enqueue_many,
+        enqueue_many_async,
+        requeue,
+        requeue_async,
+        requeue_many,
+        requeue_many_async,
+    )
     from sqla_neoq.retries import Discard, Retry, Snooze, constant, exponential, sidekiq
     from sqla_neoq.runner import Ended, Health, Runner
     from sqla_neoq.tally import Counts
@@ -53,7 +64,18 @@ _HOMES = {
     "insertion": ("Enqueued",),
     "models": ("DeadJob", "Failure", "Job", "Meta", "Worker"),
     "newjob": ("NewJob",),
-    "producer": ("cancel", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),
+    "producer": (
+        "cancel",
+        "cancel_async",
+        "enqueue",
+        "enqueue_async",
+        "enqueue_many",
+        "enqueue_many_async",
+        "requeue",
+        "requeue_async",
+        "requeue_many",
+        "requeue_many_async",
+    ),
     "retries": ("Discard", "Retry", "Snooze", "constant", "exponential", "sidekiq"),
     "runner": ("Ended", "Health", "Runner"),
     "tally": ("Counts",),
@@ -107,6 +129,7 @@ __all__ = [
     "Worker",
     "__version__",
     "cancel",
+    "cancel_async",
     "constant",
     "current_job",
     "enqueue",
@@ -115,6 +138,10 @@ __all__ = [
     "enqueue_many_async",
     "exponential",
     "handler",
+    "requeue",
+    "requeue_async",
+    "requeue_many",
+    "requeue_many_async",
     "sidekiq",
     "task",
 ]

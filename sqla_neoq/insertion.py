@@ -19,7 +19,7 @@ from sqla_neoq.models import Job
 from sqla_neoq.payloads import MAX_PAYLOAD_BYTES, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
@@ -32,7 +32,7 @@ AsyncHandle: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnec
 
 # A duplicate may finish between the INSERT that saw it and the SELECT that looks for it; then both are tried again.
 # A hundred such coincidences in a row mean that something else is wrong.
-_MOST_ROUNDS: Final = 100
+MOST_ROUNDS: Final = 100
 
 
 class Enqueued(NamedTuple):
@@ -78,6 +78,22 @@ async def insert_async(handle: AsyncHandle, jobs: Sequence[NewJob]) -> list[Enqu
         TypeError: the handle is none that asynchronous code can use.
         ValueError: a payload is over the engine's limit.
     """
+    result: list[Enqueued] = await run_async(handle, insert, jobs, synchronous="enqueue()")
+    return result
+
+
+async def run_async(handle: AsyncHandle, verb: Callable[..., Any], *arguments: Any, synchronous: str) -> Any:
+    """Call a verb of synchronous code with the handle's synchronous session or connection.
+
+    Args:
+        handle: what the caller passed as ``session``.
+        verb: takes the synchronous handle, then the arguments.
+        arguments: whatever else it takes.
+        synchronous: what to call instead when the handle is one of synchronous code.
+
+    Raises:
+        TypeError: the handle is none that asynchronous code can use.
+    """
     # By their method and not by their class, because importing those classes needs greenlet. An async_scoped_session
     # has none of its own, but hands out its AsyncSession when it is called.
     holder: Any = handle
@@ -85,14 +101,13 @@ async def insert_async(handle: AsyncHandle, jobs: Sequence[NewJob]) -> list[Enqu
         holder = holder.registry()
     run_sync: Callable[..., Any] | None = getattr(holder, "run_sync", None)
     if run_sync is None:
-        synchronous = isinstance(holder, (Session, scoped_session, Connection))
         remedy = _remedy(handle, "pass an AsyncSession, or an AsyncConnection from engine.begin()")
+        if isinstance(holder, (Session, scoped_session, Connection)):
+            remedy = f"; in synchronous code call {synchronous}"
         raise TypeError(
-            f"session={handle!r}: expected an AsyncSession or AsyncConnection, got {type(handle).__name__}"
-            f"{'; in synchronous code call enqueue()' if synchronous else remedy}"
+            f"session={handle!r}: expected an AsyncSession or AsyncConnection, got {type(handle).__name__}{remedy}"
         )
-    result: list[Enqueued] = await run_sync(insert, jobs)
-    return result
+    return await run_sync(verb, *arguments)
 
 
 def execution_options(connection: Connection) -> dict[str, Any]:
@@ -159,7 +174,7 @@ def _insert(connection: Connection, jobs: Sequence[NewJob], options: dict[str, A
     # Those with a fingerprint last, and in one order everywhere: two callers with the same keys in opposite orders
     # would wait for each other in a deadlock. The others keep their order, in which they will run.
     pending = sorted(range(len(jobs)), key=lambda place: _place_of(jobs[place], place))
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         records = "[" + ",".join([jobs[place].record() for place in pending]) + "]"
         rows = connection.execute(statements.insert_jobs(), {"jobs": records}, execution_options=options)
         keyed: dict[tuple[str, str], int] = {}
@@ -184,7 +199,16 @@ def _insert(connection: Connection, jobs: Sequence[NewJob], options: dict[str, A
         pending = _find(connection, jobs, duplicates, results, options)
         if not pending:
             return [result for result in results if result is not None]
-    raise RuntimeError(f"a duplicate of {jobs[pending[0]]!r} came and went {_MOST_ROUNDS} times during one enqueue")
+    raise RuntimeError(f"a duplicate of {jobs[pending[0]]!r} came and went {MOST_ROUNDS} times during one enqueue")
+
+
+def unfinished(
+    connection: Connection, keys: Iterable[tuple[str, str | None]], options: dict[str, Any]
+) -> dict[tuple[str, str | None], int]:
+    """Return the ids of the unfinished jobs by their (queue, fingerprint), as far as there are any."""
+    records = encode([{"queue": queue, "fingerprint": fingerprint} for queue, fingerprint in keys], limit=sys.maxsize)
+    rows = connection.execute(statements.find_unfinished(), {"keys": records}, execution_options=options)
+    return {(queue, fingerprint): id_ for id_, queue, fingerprint in rows}
 
 
 def _place_of(job: NewJob, place: int) -> tuple[bool, str, str, int]:
@@ -202,15 +226,10 @@ def _find(
     """Fill in the ids of the jobs already there; return the places whose duplicate has meanwhile finished."""
     if not duplicates:
         return []
-    keys = encode(
-        [{"queue": jobs[place].queue, "fingerprint": jobs[place].fingerprint} for place in duplicates],
-        limit=sys.maxsize,
-    )
-    rows = connection.execute(statements.find_unfinished(), {"keys": keys}, execution_options=options)
-    found = {(queue, fingerprint): id_ for id_, queue, fingerprint in rows}
+    found = unfinished(connection, ((jobs[place].queue, jobs[place].fingerprint) for place in duplicates), options)
     finished = []
     for place in duplicates:
-        id_ = found.get((jobs[place].queue, jobs[place].fingerprint or ""))
+        id_ = found.get((jobs[place].queue, jobs[place].fingerprint))
         if id_ is None:
             finished.append(place)
         else:

@@ -1,11 +1,24 @@
-"""Enqueue: one INSERT in the caller's open transaction. The job exists if, and only if, that transaction commits."""
+"""Enqueue: one INSERT in the caller's open transaction. The job exists if, and only if, that transaction commits.
+
+Cancelling a job and putting a dead one back go the same way.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from sqla_neoq import statements
-from sqla_neoq.insertion import Enqueued, connection_of, execution_options, insert, insert_async, options_of
+from sqla_neoq.insertion import (
+    MOST_ROUNDS,
+    Enqueued,
+    connection_of,
+    execution_options,
+    insert,
+    insert_async,
+    options_of,
+    run_async,
+    unfinished,
+)
 from sqla_neoq.newjob import NewJob
 from sqla_neoq.tasks import Task
 
@@ -118,16 +131,107 @@ def cancel(session: Handle, job_id: int) -> bool:
     Returns:
         Whether there was such a job to cancel.
     """
-    if isinstance(job_id, bool) or not isinstance(job_id, int):
-        raise TypeError(f"job_id={job_id!r}: expected int, got {type(job_id).__name__}")
-    options_of(session, asynchronous="await session.run_sync(cancel, job_id) instead")
-    if not 0 <= job_id < 2**63:
-        return False  # no id is like that, and PostgreSQL would fail the caller's transaction for it
+    _check_id("job_id", job_id)
+    options_of(session, asynchronous="await cancel_async() instead")
+    if not _possible(job_id):
+        return False
     connection = connection_of(session)
     row = connection.execute(
         statements.cancel_job(), {"job": job_id}, execution_options=execution_options(connection)
     ).first()
     return row is not None
+
+
+async def cancel_async(session: AsyncHandle, job_id: int) -> bool:
+    """The same as :func:`cancel` for an AsyncSession or AsyncConnection."""
+    _check_id("job_id", job_id)
+    found: bool = await run_async(session, cancel, job_id, synchronous="cancel()")
+    return found
+
+
+def requeue(session: Handle, job_id: int) -> Enqueued | None:
+    """Put a dead job back into its queue, in the session's open transaction.
+
+    It is as if it had just been enqueued, due now, with no retry used up and no crash counted; but it keeps its id, its
+    ``created_at`` and its options. A deadline that has passed is dropped. A refusal raises nothing, and your
+    transaction goes on.
+
+    Returns:
+        The job's id and ``created=True``. When an unfinished job with the same fingerprint keeps it out, that job's id
+        and ``created=False``: it stays dead. None when there is no such dead job.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+    """
+    _check_id("job_id", job_id)
+    options_of(session, asynchronous="await requeue_async() instead")
+    return _requeue(session, [job_id])[0]
+
+
+async def requeue_async(session: AsyncHandle, job_id: int) -> Enqueued | None:
+    """The same as :func:`requeue` for an AsyncSession or AsyncConnection."""
+    _check_id("job_id", job_id)
+    results: list[Enqueued | None] = await run_async(session, _requeue, [job_id], synchronous="requeue()")
+    return results[0]
+
+
+def requeue_many(session: Handle, job_ids: Iterable[int]) -> list[Enqueued | None]:
+    """Put many dead jobs back with one statement, each on its own terms: see :func:`requeue`.
+
+    Returns:
+        One result for each id, in their order.
+    """
+    listed = _all_ids(job_ids)
+    options_of(session, asynchronous="await requeue_many_async() instead")
+    return _requeue(session, listed)
+
+
+async def requeue_many_async(session: AsyncHandle, job_ids: Iterable[int]) -> list[Enqueued | None]:
+    """The same as :func:`requeue_many` for an AsyncSession or AsyncConnection."""
+    listed = _all_ids(job_ids)
+    results: list[Enqueued | None] = await run_async(session, _requeue, listed, synchronous="requeue_many()")
+    return results
+
+
+def _requeue(handle: Handle, job_ids: list[int]) -> list[Enqueued | None]:
+    results: dict[int, Enqueued] = {}
+    pending = [job_id for job_id in dict.fromkeys(job_ids) if _possible(job_id)]
+    if not pending:
+        return [None for _ in job_ids]
+    connection = connection_of(handle)
+    options = execution_options(connection)
+    for _ in range(MOST_ROUNDS):
+        rows = connection.execute(
+            statements.requeue_dead(), {"ids": statements.array_literal(pending)}, execution_options=options
+        ).all()
+        results.update({row.id: Enqueued(row.id, created=row.back) for row in rows if row.back or row.there})
+        kept_out = {row.id: (row.queue, row.fingerprint) for row in rows if row.id not in results}
+        twins = unfinished(connection, kept_out.values(), options) if kept_out else {}
+        results.update({id_: Enqueued(twins[key], created=False) for id_, key in kept_out.items() if key in twins})
+        # What kept these out has finished meanwhile.
+        pending = [id_ for id_ in kept_out if id_ not in results]
+        if not pending:
+            return [results.get(job_id) for job_id in job_ids]
+    raise RuntimeError(f"a duplicate of dead job {pending[0]} came and went {MOST_ROUNDS} times during one requeue")
+
+
+def _possible(job_id: int) -> bool:
+    """Whether a job can have this id: for another one PostgreSQL would fail the caller's transaction."""
+    return 0 <= job_id < 2**63
+
+
+def _check_id(name: str, job_id: object) -> None:
+    if isinstance(job_id, bool) or not isinstance(job_id, int):
+        raise TypeError(f"{name}={job_id!r}: expected int, got {type(job_id).__name__}")
+
+
+def _all_ids(job_ids: Iterable[int]) -> list[int]:
+    if isinstance(job_ids, int):
+        raise TypeError(f"job_ids={job_ids!r}: expected several ids; for one call requeue()")
+    listed = list(job_ids)
+    for place, job_id in enumerate(listed):
+        _check_id(f"job_ids[{place}]", job_id)
+    return listed
 
 
 def _job(target: Task[..., Any] | str, payload: Any, task: Task[..., Any] | str | None, **options: Any) -> NewJob:

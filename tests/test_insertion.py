@@ -450,7 +450,7 @@ def test_a_duplicate_that_finishes_before_it_is_looked_up_is_no_duplicate(engine
 
 
 def test_a_duplicate_that_comes_and_goes_for_ever_does_not_hang_the_caller(engine, monkeypatch):
-    monkeypatch.setattr(insertion, "_MOST_ROUNDS", 5)
+    monkeypatch.setattr(insertion, "MOST_ROUNDS", 5)
     other = create_engine(engine.url, poolclass=NullPool)
 
     @event.listens_for(engine, "before_cursor_execute")

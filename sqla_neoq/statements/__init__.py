@@ -9,8 +9,8 @@ Nothing here does I/O, and nothing elsewhere writes a job's status. Three habits
 * **The database's clock decides**, through ``statement_timestamp()``: ``now()`` is the transaction's start, which may
   be long ago in a caller's transaction, and in the runner's own may lie before the commit that woke it.
 
-Where to look: :mod:`.producing` (enqueue, cancel), :mod:`.claiming`, :mod:`.outcomes`, :mod:`.liveness` (workers and
-rescue), :mod:`.housekeeping`; :mod:`.parts` holds what they share.
+Where to look: :mod:`.producing` (enqueue, cancel, requeue), :mod:`.claiming`, :mod:`.outcomes`, :mod:`.liveness`
+(workers and rescue), :mod:`.housekeeping`; :mod:`.parts` holds what they share.
 """
 
 from sqla_neoq.statements.claiming import claim_due, claim_suspect
@@ -35,7 +35,7 @@ from sqla_neoq.statements.outcomes import (
     put_back_strays,
 )
 from sqla_neoq.statements.parts import array_literal
-from sqla_neoq.statements.producing import cancel_job, find_unfinished, insert_jobs
+from sqla_neoq.statements.producing import cancel_job, find_unfinished, insert_jobs, requeue_dead
 
 __all__ = [
     "advisory_lock",
@@ -60,6 +60,7 @@ __all__ = [
     "put_back_strays",
     "register_worker",
     "remove_dead_workers",
+    "requeue_dead",
     "rescue",
     "unregister_worker",
 ]

@@ -1,20 +1,26 @@
-"""Statements that create jobs, and that call them off."""
+"""Statements that create jobs, call them off, and put dead ones back."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Double,
     Integer,
     SmallInteger,
     Text,
     and_,
+    any_,
     bindparam,
     case,
+    cast,
+    collate,
     column,
+    delete,
+    exists,
     func,
     null,
     or_,
@@ -26,10 +32,32 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 
 from sqla_neoq.models import UNFINISHED_SQL
-from sqla_neoq.statements.parts import aware_time, clock, in_seconds, in_status, jobs, recordset, running, waiting
+from sqla_neoq.statements.parts import (
+    array,
+    aware_time,
+    clock,
+    dead_jobs,
+    in_seconds,
+    in_status,
+    jobs,
+    recordset,
+    running,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable, Select
+
+_KEPT_BY_THE_REQUEUED: Final = (
+    "id",
+    "queue",
+    "task",
+    "priority",
+    "payload",
+    "fingerprint",
+    "max_retries",
+    "created_at",
+)
 
 
 @cache
@@ -97,3 +125,48 @@ def cancel_job() -> Executable:
         )
         .returning(jobs.c.status)
     )
+
+
+@cache
+def requeue_dead() -> Select[Any]:
+    """Dead → ``new`` for the dead jobs of ``:ids``, as if newly enqueued, but with their id and ``created_at``.
+
+    Returns (id, queue, fingerprint, back, there) of each that is dead: ``back`` says that it is in the queue again,
+    ``there`` that a job with its id was there before. With neither, an unfinished job has its fingerprint.
+    """
+    # Locked, so that of two who requeue one job the second finds it gone; and in the order in which enqueues insert
+    # their fingerprints, or two batches would wait for each other.
+    dead = (
+        select(dead_jobs)
+        .where(dead_jobs.c.id == any_(cast(bindparam("ids", type_=Text), ARRAY(BigInteger))))
+        .order_by(
+            dead_jobs.c.fingerprint.is_not(None),
+            case((dead_jobs.c.fingerprint.is_not(None), collate(dead_jobs.c.queue, "C"))),
+            collate(dead_jobs.c.fingerprint, "C"),
+            dead_jobs.c.id,
+        )
+        .with_for_update()
+        .cte("dead")
+        .prefix_with("MATERIALIZED")
+    )
+    there = exists().where(jobs.c.id == dead.c.id)
+    rows = select(
+        *(dead.c[name] for name in _KEPT_BY_THE_REQUEUED), clock, case((dead.c.deadline > clock, dead.c.deadline))
+    ).where(~there)
+    # The identity column takes an id that is given (BY DEFAULT), and its sequence never gives that one again.
+    # No target: the id may have been taken a moment ago as well as the fingerprint.
+    back = (
+        postgresql_insert(jobs)
+        .from_select([*_KEPT_BY_THE_REQUEUED, "run_after", "deadline"], rows, include_defaults=False)
+        .on_conflict_do_nothing()
+        .returning(jobs.c.id)
+        .cte("back")
+    )
+    gone = delete(dead_jobs).where(dead_jobs.c.id == any_(array(select(back.c.id)))).cte("gone")
+    return select(
+        dead.c.id,
+        dead.c.queue,
+        dead.c.fingerprint,
+        exists().where(back.c.id == dead.c.id).label("back"),
+        there.label("there"),
+    ).add_cte(gone)

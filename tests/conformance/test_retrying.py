@@ -7,7 +7,7 @@ import pytest
 from support import eventually
 from support.running import MOMENT
 
-from sqla_neoq import DeadJob, Discard, Snooze, constant, exponential, handler, sidekiq
+from sqla_neoq import DeadJob, Discard, Snooze, constant, exponential, handler, requeue, sidekiq
 
 AT_ONCE = constant(timedelta(0))
 
@@ -114,12 +114,14 @@ def test_success_is_success_at_the_last_retry_too(place, retries, max_retries):
 
 
 @pytest.mark.neoq("S54")
-def test_a_dead_job_can_be_enqueued_again_and_keeps_the_time_of_its_birth(place):
+def test_a_dead_job_can_be_put_back_and_keeps_the_time_of_its_birth(place):
     id_ = place.add(queue="work", max_retries=0, created_at=MOMENT)
     place.drain(failing())
     dead = place.dead_job(id_)
     assert (dead.created_at, dead.retries, dead.reason) == (MOMENT, 0, "exhausted")
-    assert place.enqueue(dead.queue, dead.payload).created
+    with place.begin() as connection:
+        assert requeue(connection, id_) == (id_, True)
+    assert (place.job(id_).created_at, place.rows(DeadJob)) == (MOMENT, [])
     assert place.drain(work).processed == 1
 
 

@@ -21,6 +21,7 @@ from sqla_neoq import (
     Runner,
     RunnerConfig,
     cancel,
+    cancel_async,
     constant,
     current_job,
     enqueue,
@@ -28,6 +29,10 @@ from sqla_neoq import (
     enqueue_many,
     enqueue_many_async,
     handler,
+    requeue,
+    requeue_async,
+    requeue_many,
+    requeue_many_async,
     sidekiq,
     task,
 )
@@ -127,6 +132,11 @@ def enqueues(
     cancel(engine, 5)  # type: ignore[arg-type]
     assert_type(cancel(session, 5), bool)
     cancel(session, "5")  # type: ignore[arg-type]
+    requeue(engine, 5)  # type: ignore[arg-type]
+    assert_type(requeue(session, 5), Enqueued | None)
+    requeue(session, "5")  # type: ignore[arg-type]
+    assert_type(requeue_many(connection, (n for n in range(5))), list[Enqueued | None])
+    requeue_many(session, 5)  # type: ignore[arg-type]
 
     made = enqueue(session, "q", {"a": [1]}, task="m:f", run_after=SOON, priority=0, deadline=timedelta(1), unique=True)
     assert_type(made.id, int)
@@ -153,6 +163,11 @@ async def enqueues_async(session: AsyncSession, connection: AsyncConnection, syn
     assert_type(await enqueue_async(session, "q", run_after=SOON), Enqueued)
     assert_type(await plain.enqueue_async(connection, 5), Enqueued)
     assert_type(await enqueue_many_async(session, [plain.job(5)]), list[Enqueued])
+    assert_type(await cancel_async(session, 5), bool)
+    assert_type(await requeue_async(connection, 5), Enqueued | None)
+    assert_type(await requeue_many_async(session, [5]), list[Enqueued | None])
+    await cancel_async(synchronous, 5)  # type: ignore[arg-type]
+    await requeue_async(synchronous, 5)  # type: ignore[arg-type]
     await session.run_sync(cancel, 5)
     await plain.enqueue_async(session, "5")  # type: ignore[arg-type]
     await enqueue_async(synchronous, "q")  # type: ignore[arg-type]
