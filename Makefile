@@ -6,7 +6,7 @@ IN_VENV := $(VENV)/bin/python -m
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo chaos test lint format bench bench-smoke clean
+.PHONY: help venv demo demo-kills test test-matrix lint format bench bench-smoke chaos chaos-smoke soak clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,9 +16,9 @@ venv: $(VENV)/.develop  ## create or update .venv with everything that developin
 demo: $(VENV)/.run  ## count the standard library through the queue, with a PostgreSQL of its own (examples/catalog)
 	@cd examples && ../$(IN_VENV) catalog demo
 
-chaos: $(VENV)/.run  ## the demo from the start, its runners killed in the middle five times over
-	@rm -rf .demo/chaos
-	@cd examples && ../$(IN_VENV) catalog demo --directory ../.demo/chaos --kills 5
+demo-kills: $(VENV)/.run  ## the demo from the start, its runners killed in the middle five times over
+	@rm -rf .demo/kills
+	@cd examples && ../$(IN_VENV) catalog demo --directory ../.demo/kills --kills 5
 
 test: $(VENV)/.develop  ## run the tests on a real PostgreSQL, by default one of their own
 	@$(IN_VENV) pytest $(PYTEST_ARGS)
@@ -41,6 +41,12 @@ bench: $(VENV)/.develop  ## measure beside the raw SQL loop, some minutes (NEOQ_
 
 bench-smoke: $(VENV)/.develop  ## see in seconds that every benchmark works
 	@$(IN_VENV) benchmarks --smoke $(BENCH_ARGS)
+
+chaos: $(VENV)/.develop  ## break what the queue stands on, half an hour, and see its promises hold (CHAOS_ARGS="--help")
+	@cd tests && ../$(IN_VENV) chaos $(CHAOS_ARGS)
+
+chaos-smoke: $(VENV)/.develop  ## the short scenarios of it, in a minute
+	@cd tests && ../$(IN_VENV) chaos --smoke $(CHAOS_ARGS)
 
 clean:  ## remove .venv, the demo's data and all caches
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,104 @@
+"""What happens on the way to the database: delays, cuts, silence, and answers that are lost."""
+
+import time
+
+from chaos.proxy import Link, Proxy, Verdict
+from chaos.scenarios import SCENARIOS
+from chaos.world import World
+
+
+@SCENARIOS.add(
+    "slow-network",
+    promise="slowness costs time, never a job",
+    faults="50 ms more each way; then 300 ms",
+    limit=None,
+)
+def slow_network(world: World) -> None:
+    proxy, url = world.proxy()
+    world.runner(url=url)
+    world.runner(url=url)
+    world.produce(rate=50)
+    for delay in (0.05, 0.3):
+        world.injure()
+        proxy.delay(delay)
+        world.sleep(min(world.seconds, 15.0))
+    proxy.delay(0.0)
+
+
+@SCENARIOS.add(
+    "connections-cut",
+    promise="connections that break cost no job",
+    faults="all connections of runners and producers reset, at random, several times a second; some refused for 2 s",
+    limit=10.0,
+    smoke=True,
+)
+def connections_cut(world: World) -> None:
+    proxy, url = world.proxy()
+    world.runner(url=url)
+    world.runner(url=url)
+    world.produce(rate=80, seconds=0.02, url=url)
+    world.await_starts(50)
+    until = time.monotonic() + world.seconds
+    while time.monotonic() < until:
+        proxy.cut()
+        world.injure()
+        if world.random.random() < 0.1:
+            proxy.refuse()
+            world.sleep(2)
+            proxy.refuse(False)
+        world.sleep(world.random.uniform(0.05, 1.0))
+    world.repaired()
+    world.go_on()
+
+
+@SCENARIOS.add(
+    "commit-answer-lost",
+    promise="exactly once, in job.session; a claim whose answer is lost is put back",
+    faults="every third COMMIT, and every tenth other answer, lost after the server did it",
+    limit=10.0,
+    smoke=True,
+)
+def commit_answer_lost(world: World) -> None:
+    proxy, url = world.proxy()
+    world.runner(url=url)
+    world.runner(url=url)
+    world.produce("chaos:effect", rate=40, url=url)
+    world.await_starts(50)
+
+    def judge(_link: Link, request: bytes) -> Verdict:
+        share = 1 / 3 if b"COMMIT" in request else 1 / 10
+        return Verdict.CUT_AFTER if world.random.random() < share else Verdict.PASS
+
+    proxy.judge = judge
+    world.sleep(world.seconds)
+    _pass_all(proxy)
+    world.injected += proxy.cuts
+    world.repaired()
+    world.go_on()
+
+
+@SCENARIOS.add(
+    "partition",
+    promise="a network that goes silent is noticed, and waited for",
+    faults="all bytes swallowed, without a word, for 60 s, for one of two runners; the other takes its jobs over",
+    limit=40.0,
+    quiet_within=120.0,
+)
+def partition(world: World) -> None:
+    proxy, url = world.proxy()
+    victim = world.runner(url=url)
+    world.runner()
+    world.produce(rate=60, seconds=0.1)
+    world.await_starts(100)
+    for _ in range(2):
+        world.injure()
+        proxy.black_hole()
+        world.sleep(max(world.seconds, 45.0))
+        proxy.black_hole(False)
+        world.repaired()
+        world.sleep(15)
+    world.expect(victim.alive, "the runner behind the silence ended")
+
+
+def _pass_all(proxy: Proxy) -> None:
+    proxy.judge = lambda _link, _request: Verdict.PASS
