@@ -35,8 +35,6 @@ from sqla_neoq.quarantine import Quarantine, Turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sqlalchemy import Connection
-
     from sqla_neoq.claim import Want
     from sqla_neoq.config import RunnerConfig
     from sqla_neoq.context import ClaimedJob
@@ -53,6 +51,8 @@ _LINGER_WITH_BACKLOG: Final = 0.010
 _FIRST_POLL: Final = 0.010
 _MOST_BLOCKED: Final = 3
 _UNBLOCK_EVERY: Final = 1.0
+_FIRST_LOOK_FOR_STRAYS: Final = 1.0
+_LOOK_FOR_STRAYS_EVERY: Final = 15.0
 _RUSH_WINDOW: Final = 0.1
 _RUSH_WAKES: Final = 30
 """Wake-ups within the window that make a rush: past some 300 a second, looking every few milliseconds is cheaper for
@@ -109,6 +109,8 @@ class Dispatcher(Service):
         # Outcomes whose COMMIT was not answered: if the fence refuses them later, that write was the reason.
         self._doubtful: set[int] = set()
         self._reconnecting = Reconnecting()
+        self._look_for_strays_at = 0.0
+        self._look_for_strays_after = _FIRST_LOOK_FOR_STRAYS
         self._poll_after = _FIRST_POLL
         self._next_poll = 0.0
         self._rush_until = 0.0
@@ -168,9 +170,13 @@ class Dispatcher(Service):
                     self._link.close()
                     return
             now = monotonic()
-            if self._blocked and now >= self._next_unblock:
+            blocked = bool(self._blocked) and now >= self._next_unblock
+            if blocked or now >= self._look_for_strays_at:
                 try:
-                    self._unblock(now)
+                    if now >= self._look_for_strays_at:
+                        self._put_back_strays(now)
+                    if blocked:
+                        self._unblock(now)
                 except DATABASE_ERRORS as error:
                     self._wait_for_database(error)
                     continue
@@ -207,8 +213,6 @@ class Dispatcher(Service):
         use = self._link.transaction if to_write else self._link.use
         try:
             with use() as connection:
-                if self._link.fresh:
-                    self._recover(connection)
                 lost = settle(connection, outcomes, self.claimant.options, delete=self._delete)
                 if turn is Turn.SUSPECT:
                     jobs = claim_suspect(connection, self.claimant, wants)
@@ -222,8 +226,6 @@ class Dispatcher(Service):
             # One outcome is to blame, or the row that it is about; nothing of this round was committed.
             outcomes, lost = self._settle_one_by_one(outcomes)
             jobs, wants = [], []
-        else:
-            self._link.fresh = False
         lost -= self._doubtful
         self._unwritten = []
         self._doubtful.clear()
@@ -247,14 +249,22 @@ class Dispatcher(Service):
     def _hand_out(self, jobs: Iterable[ClaimedJob]) -> None:
         self._pool.submit([(job, self._resolve(job)) for job in jobs])
 
-    def _recover(self, connection: Connection) -> None:
-        """After a new connection: put back what a claim took whose answer never arrived."""
+    def _put_back_strays(self, now: float) -> None:
+        """Put back what a claim took whose answer never arrived.
+
+        On each new connection, and then again and again: the server does not notice that a client has gone until it
+        answers, so a claim may be committed long after the connection broke that it was sent on. This thread alone
+        claims, and it is not claiming now, so what runs under this worker's name and no token known here is a stray.
+        """
         tokens = self._pool.tokens() | {outcome.job.token for outcome in self._unwritten + self._blocked}
         # Never empty, or "different from all" would be true of nothing held and put back nothing claimed.
         parameters = {"worker": self.claimant.worker, "tokens": statements.array_literal(tokens or {0})}
-        rows = connection.execute(
-            statements.put_back_strays(), parameters, execution_options=self.claimant.options
-        ).all()
+        with self._link.use() as connection:
+            rows = connection.execute(
+                statements.put_back_strays(), parameters, execution_options=self.claimant.options
+            ).all()
+        self._look_for_strays_at = now + self._look_for_strays_after
+        self._look_for_strays_after = min(self._look_for_strays_after * 2, _LOOK_FOR_STRAYS_EVERY)
         if rows:
             log.warning("%d jobs of a claim whose answer was lost were put back", len(rows))
 
@@ -369,7 +379,7 @@ class Dispatcher(Service):
 
     def _wait(self, turn: Turn, *, free: bool) -> None:
         now = monotonic()
-        until = now + self._poll_interval
+        until = min(now + self._poll_interval, self._look_for_strays_at)
         low = -1
         linger = LINGER
         if self.claiming:
@@ -397,6 +407,8 @@ class Dispatcher(Service):
             self.refusal = error
             self.on_drained()
         self._link.close()
+        self._look_for_strays_at = 0.0
+        self._look_for_strays_after = _FIRST_LOOK_FOR_STRAYS
         self._backlog = False
         self._next_poll = 0.0
         if self.stopping.is_set():

@@ -37,7 +37,6 @@ class Link:
         # Remembered, because asking a broken Connection for it makes it connect again.
         self._driver_connection: Any = None
         self._busy_until: float | None = None
-        self.fresh = False
 
     @contextmanager
     def use(self, longest: float = LONGEST_WAIT) -> Iterator[Connection]:
@@ -46,7 +45,6 @@ class Link:
             if self._connection is None:
                 self._connection = self._dialect.connect(self._engine, self._name)
                 self._driver_connection = self._connection.connection.dbapi_connection
-                self.fresh = True
             self._busy_until = monotonic() + longest
             yield self._connection
         except BaseException:

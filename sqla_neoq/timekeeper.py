@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqla_neoq.runner")
 
 _LONGEST_SLEEP: Final = 1.0
+_TIME_TO_OBEY: Final = 5.0
+"""Seconds for which too many runs must have been stuck: those that ask ``job.cancelled``, or wait for a statement that
+is being cancelled, end a moment after their timeout, and many may have the same."""
 
 
 class Cuttable(Protocol):
@@ -53,6 +56,7 @@ class Timekeeper(Service):
         self._cuttable = list(cuttable)
         self._stuck_limit = stuck_limit
         self._on_stuck: Callable[[], None] | None = on_stuck
+        self._stuck_since: float | None = None
         # A run that starts after a look expires no sooner than the shortest timeout later: no look comes too late.
         self._longest_sleep = min([_LONGEST_SLEEP, *timeouts])
 
@@ -64,8 +68,17 @@ class Timekeeper(Service):
             for cuttable in self._cuttable:
                 if cuttable.cut_if_late(now):
                     log.error("a connection was cut: the database did not answer in time")
-            if self._on_stuck is not None and self._pool.stuck >= self._stuck_limit:
-                log.error("%d timed-out jobs still hold their threads; the runner ends for a restart", self._pool.stuck)
-                self._on_stuck()
-                self._on_stuck = None
+            self._look_for_stuck(now)
             self.stopping.wait(max(0.001, min(self._longest_sleep, soonest - now)))
+
+    def _look_for_stuck(self, now: float) -> None:
+        if self._on_stuck is None:
+            return
+        if self._pool.stuck < self._stuck_limit:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since >= _TIME_TO_OBEY:
+            log.error("%d timed-out jobs still hold their threads; the runner ends for a restart", self._pool.stuck)
+            self._on_stuck()
+            self._on_stuck = None

@@ -582,6 +582,45 @@ def test_a_claim_whose_answer_was_lost_is_put_back_and_run_once(rig, database, m
     assert "jobs of a claim whose answer was lost were put back" in caplog.text
 
 
+def test_a_claim_that_commits_after_its_connection_broke_is_put_back_and_run(
+    rig, database, engine, monkeypatch, caplog
+):
+    """The server goes on with what it was asked, and notices only at its answer that nobody is there."""
+    claim, late, open_transactions = module.claim, engine.connect(), []
+
+    def on_another_connection(connection, *args):
+        if open_transactions:
+            return claim(connection, *args)
+        claimed = claim(late, *args)
+        if claimed.jobs:
+            open_transactions.append(late)
+            raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
+        return claimed
+
+    monkeypatch.setattr(module, "claim", on_another_connection)
+    job = database.add(queue="q")
+    r = rig(lambda job: None)
+    with late:
+        r.start()
+        # It has connected again, and found nothing of that claim.
+        eventually(lambda: open_transactions and r.dispatcher._look_for_strays_after > module._FIRST_LOOK_FOR_STRAYS)
+        assert database.row(job).status == "new"
+        late.commit()
+    eventually(lambda: (job, Verb.COMPLETE) in r.ended)
+    assert "jobs of a claim whose answer was lost were put back" in caplog.text
+
+
+def test_a_stray_that_somebody_holds_keeps_no_other_job_waiting(rig, database, engine):
+    r = rig(lambda job: None)
+    stray = database.add(queue="q", status="running", worker_id=r.me.worker, claim_token=1, ran_at=ago(1))
+    with engine.begin() as holder:
+        holder.execute(text("SELECT 1 FROM neoq_jobs WHERE id = :id FOR UPDATE"), {"id": stray})
+        other = database.add(queue="q")
+        r.start()
+        eventually(lambda: (other, Verb.COMPLETE) in r.ended)
+    eventually(lambda: (stray, Verb.COMPLETE) in r.ended)
+
+
 def test_outcomes_whose_commit_was_not_answered_are_not_called_lost(rig, database, monkeypatch):
     broken, hold = [], Gate()
     job = database.add(queue="q")

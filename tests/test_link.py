@@ -47,15 +47,6 @@ def test_it_connects_at_the_first_use_and_keeps_the_connection(engine, link):
     assert count_workers(engine) == 1
 
 
-def test_it_says_when_the_connection_is_a_new_one(link):
-    assert not link.fresh
-    pid(link)
-    assert link.fresh
-    link.fresh = False
-    pid(link)
-    assert not link.fresh
-
-
 def test_it_takes_no_place_in_the_engines_pool(database_url):
     engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=1)
     first, second = Link(engine, PostgresDialect(), "test"), Link(engine, PostgresDialect(), "test")
@@ -102,9 +93,7 @@ def test_after_an_error_it_connects_anew(engine, link):
     with pytest.raises(ProgrammingError), link.use() as connection:
         connection.execute(text("SELECT * FROM no_such_table"))
     eventually(lambda: not is_there(engine, before))
-    link.fresh = False
     assert pid(link) != before
-    assert link.fresh
 
 
 def test_after_the_server_ended_the_connection_it_connects_anew(engine, link):

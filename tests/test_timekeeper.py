@@ -5,6 +5,7 @@ import pytest
 from support.running import threads
 from support.waiting import eventually
 
+from sqla_neoq import timekeeper
 from sqla_neoq.timekeeper import Timekeeper
 
 
@@ -71,7 +72,8 @@ def test_every_connection_is_looked_at_and_what_was_cut_is_said(start, caplog):
     assert "a connection was cut: the database did not answer in time" in caplog.text
 
 
-def test_too_many_stuck_runs_are_told_of_once(start, caplog):
+def test_too_many_stuck_runs_are_told_of_once(start, caplog, monkeypatch):
+    monkeypatch.setattr(timekeeper, "_TIME_TO_OBEY", 0.01)
     pool, told = FakePool(), []
     start(pool, [0.001], stuck_limit=2, on_stuck=lambda: told.append(pool.stuck))
     pool.stuck = 1
@@ -84,3 +86,14 @@ def test_too_many_stuck_runs_are_told_of_once(start, caplog):
     eventually(lambda: len(pool.looks) > looks + 5)
     assert told == [2]
     assert "2 timed-out jobs still hold their threads" in caplog.text
+
+
+def test_runs_that_end_soon_after_their_timeout_are_not_stuck_however_many(start):
+    pool, told = FakePool(), []
+    keeper = start(pool, [0.001], stuck_limit=2, on_stuck=lambda: told.append(pool.stuck))
+    for _ in range(3):
+        pool.stuck = 5
+        eventually(lambda: keeper._stuck_since is not None)
+        pool.stuck = 0
+        eventually(lambda: keeper._stuck_since is None)
+    assert told == []

@@ -123,13 +123,21 @@ def put_back_strays() -> Executable:
 
     Such jobs come from a claim whose answer was lost on the way: the server committed it, the runner never knew.
     """
-    return (
-        update(jobs)
+    # Those that somebody else's transaction holds are left for the next time: nothing here waits for a row.
+    stray = (
+        select(jobs.c.id)
         .where(
             jobs.c.worker_id == bindparam("worker", type_=BigInteger),
             running(),
             jobs.c.claim_token != all_(cast(bindparam("tokens", type_=Text), ARRAY(BigInteger))),
         )
+        .with_for_update(skip_locked=True)
+        .cte("stray")
+        .prefix_with("MATERIALIZED")
+    )
+    return (
+        update(jobs)
+        .where(jobs.c.id == any_(array(select(stray.c.id))))
         .values(**unless_cancelled("new"), claim_token=null())
         .returning(jobs.c.id)
     )

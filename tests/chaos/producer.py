@@ -2,7 +2,7 @@
 
 One JSON object on the command line says what: ``url``, ``number`` (keys are number · 10⁹ and up), ``rate`` in jobs a
 second, ``jobs`` at most, ``tasks`` to choose from, ``seconds`` that a job takes, and at most ``batch`` jobs in each
-transaction. It ends on SIGTERM, or when its number of jobs is reached.
+transaction, and ``using``, options in seconds. It ends on SIGTERM, or when its number of jobs is reached.
 """
 
 import json
@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection
@@ -60,12 +61,13 @@ class Producer:
         keys = [self._key + number for number in range(count)]
         self._key += count
         seconds = self._options.get("seconds", 0.0)
+        using = {name: timedelta(seconds=value) for name, value in self._options.get("using", {}).items()}
         transaction = connection.begin()
         jobs = []
         for key in keys:
             task = TASKS[self._random.choice(self._options["tasks"])]
             more = {"seconds": seconds} if seconds and task.name in {"chaos:effect", "chaos:plain"} else {}
-            jobs.append(task.job(key=key, **more))
+            jobs.append(task.using(**using).job(key=key, **more))
         enqueue_many(connection, jobs)
         try:
             transaction.commit()

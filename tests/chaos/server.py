@@ -36,6 +36,9 @@ BEGIN
         VALUES (OLD.id, (OLD.payload ->> 'key')::bigint, OLD.status, 'dead', OLD.claim_token);
         RETURN OLD;
     END IF;
+    IF OLD.status = NEW.status AND OLD.claim_token IS NOT DISTINCT FROM NEW.claim_token THEN
+        RETURN NEW;  -- cancel() asks a running job to stop
+    END IF;
     INSERT INTO chaos_moves (job, key, was, became, token) VALUES (
         NEW.id, (NEW.payload ->> 'key')::bigint, OLD.status, NEW.status, coalesce(OLD.claim_token, NEW.claim_token)
     );

@@ -96,6 +96,7 @@ def poison(key: int, way: str) -> None:
             ctypes.string_at(0)
         case "memory":
             # What the kernel does to a process that takes all memory, without taking it from the machine.
+            resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
             hoard = []
             try:
                 while True:

@@ -98,6 +98,7 @@ class World:
         self._proxies: list[Proxy] = []
         self._keys = 0
         self._processes = 0
+        self._settled = False
 
     def __enter__(self) -> Self:
         self.server.start()
@@ -259,7 +260,10 @@ class World:
     # --- the end ---
 
     def settle(self, within: float) -> None:
-        """Stop the producers, wait until every job has ended, and stop the runners."""
+        """Stop the producers, wait until every job has ended, and stop the runners. Once: later calls do nothing."""
+        if self._settled:
+            return
+        self._settled = True
         for producer in self._producers:
             if producer.popen.poll() is None:
                 producer.signal(signal.SIGTERM)

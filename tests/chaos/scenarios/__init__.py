@@ -4,4 +4,16 @@ from chaos.scenario import Registry
 
 SCENARIOS = Registry()
 
-from chaos.scenarios import database, jobs, listening, network, roundtrips, workers  # noqa: E402, F401 - each needs the registry
+from chaos.scenarios import (  # noqa: E402 - each needs the registry
+    clocks,
+    database,
+    jobs,
+    listening,
+    network,
+    pooler,
+    roundtrips,
+    rows,
+    workers,
+)
+
+__all__ = ["SCENARIOS", "clocks", "database", "jobs", "listening", "network", "pooler", "roundtrips", "rows", "workers"]

@@ -4,7 +4,7 @@ import time
 
 from chaos.proxy import Link, Proxy, Verdict
 from chaos.scenarios import SCENARIOS
-from chaos.world import World
+from chaos.world import World, patiently
 
 
 @SCENARIOS.add(
@@ -78,6 +78,34 @@ def commit_answer_lost(world: World) -> None:
 
 
 @SCENARIOS.add(
+    "claim-commits-late",
+    promise="a claim whose answer is lost is put back, also when it commits long after the connection broke",
+    faults="connections cut while the server is in the middle of a claim, which it finishes 1 to 3 s later",
+    limit=20.0,
+)
+def claim_commits_late(world: World) -> None:
+    world.server.execute(
+        "CREATE FUNCTION chaos_slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(1 + 2 * random()); RETURN NEW; END $$",
+        "CREATE TRIGGER chaos_slow BEFORE UPDATE ON neoq_jobs FOR EACH ROW "
+        "WHEN (NEW.status = 'running' AND NEW.priority = 7) EXECUTE FUNCTION chaos_slow()",
+    )
+    proxy, url = world.proxy()
+    world.runner(url=url)
+    for _ in range(1 if world.smoke else 4):
+        keys = world.enqueue("chaos:effect", 1, how={"priority": 7})
+        patiently(lambda: world.server.value(_CLAIMING) > 0, within=20)
+        world.injure()
+        began = time.monotonic()
+        proxy.cut()
+        world.await_status(keys, "processed", within=60)
+        world.recovered(time.monotonic() - began)
+
+
+_CLAIMING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+
+
+@SCENARIOS.add(
     "partition",
     promise="a network that goes silent is noticed, and waited for",
     faults="all bytes swallowed, without a word, for 60 s, for one of two runners; the other takes its jobs over",
@@ -88,7 +116,7 @@ def partition(world: World) -> None:
     proxy, url = world.proxy()
     victim = world.runner(url=url)
     world.runner()
-    world.produce(rate=60, seconds=0.1)
+    world.produce(rate=140, seconds=0.1)  # more than one runner can do
     world.await_starts(100)
     for _ in range(2):
         world.injure()
