@@ -239,8 +239,19 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule(slot=st.integers(0, 2), data=st.data())
     def end_late(self, slot, data):
-        """Among these runs are some that have lost their jobs."""
-        self.write(self.slots[slot], self.runs, data, delete=False)
+        """Among these runs are some that have lost their jobs; best those whose job another one runs by now."""
+        running = self.model.some(status="running")
+        zombies = [run for run in self.runs if run.id in running and not self.owns(run)]
+        self.write(self.slots[slot], zombies or self.runs, data, delete=False)
+
+    @rule(total=st.integers(1, 3))
+    def change_hands(self, total):
+        """One runner gives back what it has not started, and another one claims it."""
+        own = [run for run in self.runs if self.owns(run)]
+        for run in own[:total]:
+            assert settle(self.slots[0].connection, [ENDS["given back"](run)], {}) == set()
+            self.ended(run.id, "given back", delete=False)
+        self.claim(1, (3, 3), total)
 
     def write(self, slot: Slot, runs: list[ClaimedJob], data: Any, *, delete: bool) -> None:
         """Write some runs' outcomes together, as a runner does."""
@@ -392,6 +403,8 @@ class Lives(RuleBasedStateMachine):
             who = self.slots[victim]
             self.claim(victim, (3, 3), 6)
             self.claim_suspect(victim)
+            if self.model.some(status="running") and data.draw(st.booleans()):
+                self.cancel(data, True)
             worker = who.worker
             self.die(victim)
             if worker in self.model.silent:
