@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,7 +26,7 @@ from sqla_neoq.payloads import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Row
 
     from sqla_neoq.claim import Want
     from sqla_neoq.config import RunnerConfig
@@ -212,7 +213,7 @@ class Lease(Service):
         """Declare the silent dead, then take back what nobody runs; returns how many jobs that were."""
         if monotonic() >= self._judge_from:
             self._declare_dead(connection)
-        orphans = [row.id for row in self._execute(connection, statements.orphans())][:_RESCUE_BATCH]
+        orphans = self._execute(connection, statements.orphans()).all()[:_RESCUE_BATCH]
         if not orphans:
             return 0
         try:
@@ -236,21 +237,24 @@ class Lease(Service):
         for (worker,) in gone:
             log.warning("worker %d is dead", worker, extra={"neoq": {"event": "worker_dead", "worker_id": worker}})
 
-    def _rescue_each(self, connection: Connection, orphans: Sequence[int]) -> int:
+    def _rescue_each(self, connection: Connection, orphans: Sequence[Row[Any]]) -> int:
         rescued = 0
-        for job in orphans:
+        for orphan in orphans:
             try:
-                rescued += self._rescue_jobs(connection, [job])
+                rescued += self._rescue_jobs(connection, [orphan])
             except DATABASE_ERRORS as error:
                 # Locked: the next beat is soon, and waiting for each in turn would cost this worker its own lease.
                 if connection.invalidated or connection.closed or is_locked(error):
                     raise
-                log.exception("job %d could not be rescued", job)
+                log.exception("job %d could not be rescued", orphan.id)
         return rescued
 
-    def _rescue_jobs(self, connection: Connection, ids: Sequence[int]) -> int:
+    def _rescue_jobs(self, connection: Connection, orphans: Sequence[Row[Any]]) -> int:
         rows = self._execute(
-            connection, statements.rescue(), ids=statements.array_literal(ids), limit=self._crash_limit
+            connection,
+            statements.rescue(),
+            orphans=encode([orphan._asdict() for orphan in orphans], limit=sys.maxsize),
+            limit=self._crash_limit,
         ).all()
         for job, reason in rows:
             log.warning(

@@ -302,10 +302,10 @@ def test_orphans_and_strays_are_sought_among_what_runs(table):
 
 
 def test_a_rescue_reads_no_more_than_what_runs(table):
-    ids = [record["id"] for record in json.loads(table.runner.outcomes(100)["outcomes"])]
-    plan = table.runner.explain(statements.rescue(), ids=statements.array_literal(ids), limit=3)
+    orphans = json.loads(table.runner.outcomes(100)["outcomes"])
+    plan = table.runner.explain(statements.rescue(), orphans=json.dumps(orphans), limit=3)
     assert "Seq Scan" not in plan.kinds_of_scans()
-    assert plan.looked_at() <= RUNNING + 2 * len(ids)
+    assert plan.looked_at() <= RUNNING + 2 * len(orphans)
 
 
 def test_inserting_reads_no_jobs(table):

@@ -16,6 +16,7 @@ from support.waiting import eventually
 from sqla_neoq import DeadJob, Enqueued, Worker, cancel, enqueue, requeue, statements
 from sqla_neoq.claim import Want, claim, settle
 from sqla_neoq.outcomes import Outcome, Verb
+from sqla_neoq.payloads import encode
 
 COMMIT_OR_ROLLBACK = pytest.mark.parametrize("ended", ["commit", "rollback"])
 
@@ -139,8 +140,8 @@ def test_a_cancel_that_meets_a_completion_comes_too_late(database, me, job, ende
 
 
 def rescue(connection, *jobs):
-    ids = statements.array_literal(job.id for job in jobs)
-    return connection.execute(statements.rescue(), {"ids": ids, "limit": 3}).all()
+    orphans = encode([{"id": job.id, "token": job.token} for job in jobs])
+    return connection.execute(statements.rescue(), {"orphans": orphans, "limit": 3}).all()
 
 
 @COMMIT_OR_ROLLBACK
@@ -183,7 +184,7 @@ def test_two_who_rescue_one_job_count_one_crash(database, me, job, ended):
 def test_a_rescue_that_looked_before_the_job_was_claimed_again_leaves_it_alone(database, me, job):
     database.remove(me.worker, model=Worker)
     seen = run(database, statements.orphans())
-    assert seen == [(job.id,)]
+    assert seen == [(job.id, job.token)]
     with database.begin() as connection:
         rescue(connection, job)
     other = claimant(database, database.worker())
@@ -191,6 +192,22 @@ def test_a_rescue_that_looked_before_the_job_was_claimed_again_leaves_it_alone(d
     with database.begin() as connection:
         assert rescue(connection, job) == []
     assert (database.row(job.id).status, database.row(job.id).worker_id) == ("running", other.worker)
+
+
+def test_a_rescue_takes_back_no_other_claim_than_the_one_it_saw(database, me, job):
+    """When a job changes hands under a rescue, its row is read anew, and the workers as they were before.
+
+    The second worker stands for one that such a rescue cannot see.
+    """
+    database.remove(me.worker, model=Worker)
+    with database.begin() as connection:
+        rescue(connection, job)
+    unseen = claimant(database, database.worker())
+    (again,) = take(database, unseen)
+    database.remove(unseen.worker, model=Worker)
+    with database.begin() as connection:
+        assert rescue(connection, job) == []
+        assert rescue(connection, again) == [(job.id, None)]
 
 
 def declare_dead(connection):
@@ -228,7 +245,7 @@ def test_what_is_claimed_while_the_verdict_is_not_committed_is_rescued_after_it(
         declare_dead(connection)
         (job,) = take(database, me)
         connection.commit()
-    assert run(database, statements.orphans()) == [(id_,)]
+    assert run(database, statements.orphans()) == [(id_, job.token)]
     with database.begin() as connection:
         assert rescue(connection, job) == [(id_, None)]
         assert write(connection, me, job) == {id_}

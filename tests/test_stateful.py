@@ -385,12 +385,14 @@ class Lives(RuleBasedStateMachine):
     def rescue(self, slot, data):
         """Take orphans back; also when asked about jobs that are none, as after a look that others overtook."""
         who = self.slots[slot]
-        seen = sorted(id_ for (id_,) in self.ask(who, statements.orphans()))
-        assert seen == sorted(self.model.orphans())
-        others = data.draw(st.lists(st.sampled_from(sorted(self.model.jobs)), max_size=2)) if self.model.jobs else []
-        ids = statements.array_literal({*seen, *others})
-        rows = self.ask(who, statements.rescue(), ids=ids, limit=CRASH_LIMIT)
-        assert sorted(id_ for id_, _ in rows) == seen
+        seen = dict(map(tuple, self.ask(who, statements.orphans())))
+        assert seen == {id_: self.life(id_).token for id_ in self.model.orphans()}
+        # And others that it saw before: claims that have ended, or that somebody owns.
+        others = data.draw(st.lists(st.sampled_from(self.runs), max_size=3)) if self.runs else []
+        asked = {*seen.items(), *((run.id, run.token) for run in others)}
+        orphans = json.dumps([{"id": id_, "token": token} for id_, token in sorted(asked)])
+        rows = self.ask(who, statements.rescue(), orphans=orphans, limit=CRASH_LIMIT)
+        assert sorted(id_ for id_, _ in rows) == sorted(seen)
         for id_, reason in rows:
             self.model.crash(id_)
             event(f"rescued: {reason}")

@@ -6,7 +6,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     Boolean,
     Integer,
@@ -159,18 +158,25 @@ def remove_dead_workers() -> Executable:
 
 @cache
 def orphans() -> Select[Any]:
-    """The running jobs that no worker owns any more."""
-    return select(jobs.c.id).where(running(), ~exists().where(workers.c.id == jobs.c.worker_id))
+    """The running jobs that no worker owns any more: (id, token)."""
+    return select(jobs.c.id, jobs.c.claim_token.label("token")).where(
+        running(), ~exists().where(workers.c.id == jobs.c.worker_id)
+    )
 
 
 @cache
 def rescue() -> Select[Any]:
-    """Take the orphans of ``:ids`` back: ``failed`` and due at once, or dead when it was once too often.
+    """Take ``:orphans`` (id, token) back: ``failed`` and due at once, or dead when it was once too often.
+
+    Fenced like an outcome, because a locked row is read anew and the workers are not: a job that was rescued and
+    claimed again in between, by a worker that is younger than this statement, would seem to have no worker.
 
     Counts a crash. ``:limit`` crashes make a job dead (``crashed``); so do used-up retries (``exhausted``). Returns
     (id, reason), the reason NULL for those that will run again.
     """
     crashes = next_of(jobs.c.crashes, 2**15 - 1)
+    records = recordset("record", "orphans", column("id", BigInteger), column("token", BigInteger))
+    seen = select(*records.c).cte("seen").prefix_with("MATERIALIZED")
     orphan = (
         select(
             jobs.c.id,
@@ -180,7 +186,10 @@ def rescue() -> Select[Any]:
             ).label("reason"),
         )
         .where(
-            jobs.c.id == any_(cast(bindparam("ids", type_=Text), ARRAY(BigInteger))),
+            # The array is redundant, and the reason that the plan begins with the primary key.
+            jobs.c.id == any_(array(select(seen.c.id))),
+            jobs.c.id == seen.c.id,
+            jobs.c.claim_token == seen.c.token,
             running(),
             ~exists().where(workers.c.id == jobs.c.worker_id),
         )
