@@ -25,6 +25,7 @@ if _TYPE_CHECKING:
         SchemaError,
         TaskNotFound,
     )
+    from sqla_neoq.handles import configure
     from sqla_neoq.insertion import Enqueued
     from sqla_neoq.models import DeadJob, Failure, Job, Meta, Worker
     from sqla_neoq.newjob import NewJob
@@ -61,6 +62,7 @@ _HOMES = {
         "SchemaError",
         "TaskNotFound",
     ),
+    "handles": ("configure",),
     "insertion": ("Enqueued",),
     "models": ("DeadJob", "Failure", "Job", "Meta", "Worker"),
     "newjob": ("NewJob",),
@@ -130,6 +132,7 @@ __all__ = [
     "__version__",
     "cancel",
     "cancel_async",
+    "configure",
     "constant",
     "current_job",
     "enqueue",

@@ -8,17 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqla_neoq import statements
-from sqla_neoq.insertion import (
-    MOST_ROUNDS,
-    Enqueued,
-    connection_of,
-    execution_options,
-    insert,
-    insert_async,
-    options_of,
-    run_async,
-    unfinished,
-)
+from sqla_neoq.handles import Query, join, join_async
+from sqla_neoq.insertion import MOST_ROUNDS, Enqueued, insert, insert_async, unfinished
 from sqla_neoq.newjob import NewJob
 from sqla_neoq.tasks import Task
 
@@ -26,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime, timedelta
 
-    from sqla_neoq.insertion import AsyncHandle, Handle
+    from sqla_neoq.handles import AsyncHandle, Handle, Steps
 
 
 def enqueue(
-    session: Handle,
-    target: Task[..., Any] | str,
+    session: Handle | None = None,
+    target: Task[..., Any] | str | None = None,
     payload: Any = None,
     *,
     task: Task[..., Any] | str | None = None,
@@ -41,6 +32,7 @@ def enqueue(
     max_retries: int | None = None,
     unique: bool = False,
     fingerprint: str | None = None,
+    using: str | None = None,
 ) -> Enqueued:
     """Enqueue one job in the session's open transaction.
 
@@ -48,7 +40,8 @@ def enqueue(
     nothing: you get the id of the job already there, and your transaction goes on.
 
     Args:
-        session: a Session, scoped_session or Connection with SQLAlchemy.
+        session: what holds your transaction: a SQLAlchemy Session, scoped_session or Connection; a connection or cursor
+            of psycopg or psycopg2; Django's ``connection``; a Peewee or Pony database.
         target: a task, or the name of a queue (which needs no worker code here).
         payload: JSON: the keyword arguments of a task, or whatever a queue's handler expects; None is ``{}``.
         task: for a queue's name: the task, or its name, that shall run the job instead of the queue's handler.
@@ -58,6 +51,7 @@ def enqueue(
         max_retries: how often it is tried again after a failure; None: the task's, else 23.
         unique: make no second job with the same queue, task and payload while one is unfinished.
         fingerprint: the same with a key of your own, 1 to 255 characters, unique within the queue.
+        using: the alias of a Django database, instead of a session.
 
     Returns:
         The job's id, and whether it was created.
@@ -77,7 +71,7 @@ def enqueue(
         unique=unique,
         fingerprint=fingerprint,
     )
-    return insert(session, [job])[0]
+    return insert(session, [job], using=using)[0]
 
 
 async def enqueue_async(
@@ -93,7 +87,7 @@ async def enqueue_async(
     unique: bool = False,
     fingerprint: str | None = None,
 ) -> Enqueued:
-    """Enqueue one job in the open transaction of an AsyncSession or AsyncConnection; else like :func:`enqueue`."""
+    """Enqueue one job in the open transaction of a handle of asynchronous code; else like :func:`enqueue`."""
     job = _job(
         target,
         payload,
@@ -108,18 +102,25 @@ async def enqueue_async(
     return (await insert_async(session, [job]))[0]
 
 
-def enqueue_many(session: Handle, jobs: Iterable[NewJob]) -> list[Enqueued]:
+def enqueue_many(
+    session: Handle | None = None, jobs: Iterable[NewJob] | None = None, *, using: str | None = None
+) -> list[Enqueued]:
     """Enqueue many jobs, made by ``Task.job(...)`` or ``NewJob.of(...)``, with one statement.
+
+    Args:
+        session: what holds your transaction, as for :func:`enqueue`.
+        jobs: the jobs; none are no statement.
+        using: the alias of a Django database, instead of a session.
 
     Returns:
         One result for each job, in their order.
     """
-    return insert(session, _all(jobs))
+    return insert(session, _all(jobs), verb="enqueue_many", using=using)
 
 
 async def enqueue_many_async(session: AsyncHandle, jobs: Iterable[NewJob]) -> list[Enqueued]:
-    """The same as :func:`enqueue_many` for an AsyncSession or AsyncConnection."""
-    return await insert_async(session, _all(jobs))
+    """The same as :func:`enqueue_many` for a handle of asynchronous code."""
+    return await insert_async(session, _all(jobs), verb="enqueue_many")
 
 
 def cancel(session: Handle, job_id: int) -> bool:
@@ -132,21 +133,20 @@ def cancel(session: Handle, job_id: int) -> bool:
         Whether there was such a job to cancel.
     """
     _check_id("job_id", job_id)
-    options_of(session, asynchronous="await cancel_async() instead")
-    if not _possible(job_id):
-        return False
-    connection = connection_of(session)
-    row = connection.execute(
-        statements.cancel_job(), {"job": job_id}, execution_options=execution_options(connection)
-    ).first()
-    return row is not None
+    return join(session, verb="cancel").perform(lambda _limit: _cancel(job_id))
 
 
 async def cancel_async(session: AsyncHandle, job_id: int) -> bool:
-    """The same as :func:`cancel` for an AsyncSession or AsyncConnection."""
+    """The same as :func:`cancel` for a handle of asynchronous code."""
     _check_id("job_id", job_id)
-    found: bool = await run_async(session, cancel, job_id, synchronous="cancel()")
-    return found
+    return await join_async(session, verb="cancel").perform(lambda _limit: _cancel(job_id))
+
+
+def _cancel(job_id: int) -> Steps[bool]:
+    if not _possible(job_id):
+        return False
+    rows = yield Query(statements.cancel_job(), {"job": job_id})
+    return len(rows) > 0
 
 
 def requeue(session: Handle, job_id: int) -> Enqueued | None:
@@ -164,15 +164,13 @@ def requeue(session: Handle, job_id: int) -> Enqueued | None:
         TypeError: an argument of the wrong type.
     """
     _check_id("job_id", job_id)
-    options_of(session, asynchronous="await requeue_async() instead")
-    return _requeue(session, [job_id])[0]
+    return join(session, verb="requeue").perform(lambda _limit: _requeue([job_id]))[0]
 
 
 async def requeue_async(session: AsyncHandle, job_id: int) -> Enqueued | None:
-    """The same as :func:`requeue` for an AsyncSession or AsyncConnection."""
+    """The same as :func:`requeue` for a handle of asynchronous code."""
     _check_id("job_id", job_id)
-    results: list[Enqueued | None] = await run_async(session, _requeue, [job_id], synchronous="requeue()")
-    return results[0]
+    return (await join_async(session, verb="requeue").perform(lambda _limit: _requeue([job_id])))[0]
 
 
 def requeue_many(session: Handle, job_ids: Iterable[int]) -> list[Enqueued | None]:
@@ -182,36 +180,32 @@ def requeue_many(session: Handle, job_ids: Iterable[int]) -> list[Enqueued | Non
         One result for each id, in their order.
     """
     listed = _all_ids(job_ids)
-    options_of(session, asynchronous="await requeue_many_async() instead")
-    return _requeue(session, listed)
+    return join(session, verb="requeue_many").perform(lambda _limit: _requeue(listed))
 
 
 async def requeue_many_async(session: AsyncHandle, job_ids: Iterable[int]) -> list[Enqueued | None]:
-    """The same as :func:`requeue_many` for an AsyncSession or AsyncConnection."""
+    """The same as :func:`requeue_many` for a handle of asynchronous code."""
     listed = _all_ids(job_ids)
-    results: list[Enqueued | None] = await run_async(session, _requeue, listed, synchronous="requeue_many()")
-    return results
+    return await join_async(session, verb="requeue_many").perform(lambda _limit: _requeue(listed))
 
 
-def _requeue(handle: Handle, job_ids: list[int]) -> list[Enqueued | None]:
+def _requeue(job_ids: list[int]) -> Steps[list[Enqueued | None]]:
     results: dict[int, Enqueued] = {}
     pending = [job_id for job_id in dict.fromkeys(job_ids) if _possible(job_id)]
-    if not pending:
-        return [None for _ in job_ids]
-    connection = connection_of(handle)
-    options = execution_options(connection)
     for _ in range(MOST_ROUNDS):
-        rows = connection.execute(
-            statements.requeue_dead(), {"ids": statements.array_literal(pending)}, execution_options=options
-        ).all()
-        results.update({row.id: Enqueued(row.id, created=row.back) for row in rows if row.back or row.there})
-        kept_out = {row.id: (row.queue, row.fingerprint) for row in rows if row.id not in results}
-        twins = unfinished(connection, kept_out.values(), options) if kept_out else {}
+        if not pending:
+            return [results.get(job_id) for job_id in job_ids]
+        rows = yield Query(statements.requeue_dead(), {"ids": statements.array_literal(pending)})
+        kept_out = {}
+        for id_, queue, fingerprint, back, there in rows:
+            if back or there:
+                results[id_] = Enqueued(id_, created=back)
+            else:
+                kept_out[id_] = (queue, fingerprint)
+        twins = (yield from unfinished(kept_out.values())) if kept_out else {}
         results.update({id_: Enqueued(twins[key], created=False) for id_, key in kept_out.items() if key in twins})
         # What kept these out has finished meanwhile.
         pending = [id_ for id_ in kept_out if id_ not in results]
-        if not pending:
-            return [results.get(job_id) for job_id in job_ids]
     raise RuntimeError(f"a duplicate of dead job {pending[0]} came and went {MOST_ROUNDS} times during one requeue")
 
 
@@ -234,7 +228,9 @@ def _all_ids(job_ids: Iterable[int]) -> list[int]:
     return listed
 
 
-def _job(target: Task[..., Any] | str, payload: Any, task: Task[..., Any] | str | None, **options: Any) -> NewJob:
+def _job(
+    target: Task[..., Any] | str | None, payload: Any, task: Task[..., Any] | str | None, **options: Any
+) -> NewJob:
     payload = {} if payload is None else payload
     if isinstance(target, Task):
         if task is not None:
@@ -257,7 +253,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
-def _all(jobs: Iterable[NewJob]) -> list[NewJob]:
+def _all(jobs: Iterable[NewJob] | None) -> list[NewJob]:
+    if jobs is None:
+        raise TypeError("jobs=None: expected what Task.job(...) makes, several of them")
     listed = list(jobs)
     for place, job in enumerate(listed):
         if not isinstance(job, NewJob):

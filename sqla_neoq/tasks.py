@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from sqla_neoq.context import JobContext
-    from sqla_neoq.insertion import AsyncHandle, Handle
+    from sqla_neoq.handles import AsyncHandle, Handle
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from sqla_neoq.claim import completion
 from sqla_neoq.dialects import cancel_statement
 from sqla_neoq.errors import ClaimLost, JobCancelled
-from sqla_neoq.insertion import connection_of
+from sqla_neoq.handles.alchemy import connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

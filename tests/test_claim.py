@@ -5,7 +5,7 @@ from sqlalchemy import text
 from support.running import Database, ago, ahead, claimant
 
 from sqla_neoq.claim import Want, claim, claim_suspect, completion, settle
-from sqla_neoq.insertion import execution_options
+from sqla_neoq.handles.alchemy import execution_options
 from sqla_neoq.models import DeadJob, Worker
 from sqla_neoq.outcomes import Outcome, Verb
 from sqla_neoq.statements import array_literal, put_back_strays

@@ -699,11 +699,26 @@ def async_of(engine):
             lambda engine: engine,
             "session=Engine.*got Engine, which has no transaction to join; pass a Session, or a Connection",
         ),
-        (sessionmaker, "expected a SQLAlchemy Session or Connection, got sessionmaker; call it"),
-        (lambda engine: Session, "expected a SQLAlchemy Session or Connection, got type"),
-        (lambda engine: engine.pool, "expected a SQLAlchemy Session or Connection, got NullPool"),
-        (lambda engine: None, "session=None: expected a SQLAlchemy Session or Connection, got NoneType"),
-        (lambda engine: "q", "session='q': expected a SQLAlchemy Session or Connection, got str"),
+        (
+            sessionmaker,
+            "expected a Session, a connection or another handle that holds a transaction, got sessionmaker; call it",
+        ),
+        (
+            lambda engine: Session,
+            "expected a Session, a connection or another handle that holds a transaction, got type",
+        ),
+        (
+            lambda engine: engine.pool,
+            "expected a Session, a connection or another handle that holds a transaction, got NullPool",
+        ),
+        (
+            lambda engine: None,
+            "session=None: expected a Session, a connection or another handle that holds a transaction, got NoneType",
+        ),
+        (
+            lambda engine: "q",
+            "session='q': expected a Session, a connection or another handle that holds a transaction, got str",
+        ),
         (
             lambda engine: AsyncSession(async_of(engine)),
             "got AsyncSession; await .* instead",
@@ -742,12 +757,18 @@ def test_what_synchronous_code_cannot_use_is_refused_with_the_remedy(nowhere, ma
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (Session, "expected an AsyncSession or AsyncConnection, got Session; in synchronous code call enqueue"),
+        (
+            Session,
+            "expected an AsyncSession, an async connection or another handle that holds a transaction, got Session; in synchronous code call enqueue",
+        ),
         (lambda engine: scoped_session(sessionmaker(engine)), "got scoped_session; in synchronous code call enqueue"),
         (lambda engine: engine, "got Engine, which has no transaction to join; pass an AsyncSession, or an AsyncConn"),
         (async_of, "got AsyncEngine, which has no transaction to join; pass an AsyncSession"),
         (lambda engine: async_sessionmaker(async_of(engine)), "got async_sessionmaker; call it"),
-        (lambda engine: None, "session=None: expected an AsyncSession or AsyncConnection, got NoneType"),
+        (
+            lambda engine: None,
+            "session=None: expected an AsyncSession, an async connection or another handle that holds a transaction, got NoneType",
+        ),
     ],
     ids=["Session", "scoped_session", "Engine", "AsyncEngine", "async_sessionmaker", "None"],
 )

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, te
 
 from sqla_neoq.claim import Claimant
 from sqla_neoq.context import ClaimedJob
-from sqla_neoq.insertion import execution_options
+from sqla_neoq.handles.alchemy import execution_options
 from sqla_neoq.models import DeadJob, Failure, Job, Worker
 from sqla_neoq.payloads import encode
 
