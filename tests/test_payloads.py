@@ -11,11 +11,15 @@ import re
 import sys
 import uuid
 from collections import OrderedDict
+from contextlib import closing
 from typing import NamedTuple
 
+import psycopg
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import make_url
+from support.servers import libpq
 
 from sqla_neoq import payloads
 from sqla_neoq.payloads import (
@@ -261,17 +265,32 @@ def test_what_cannot_be_read_is_a_value_error_and_nothing_else(text):
 
 @no_deadline
 @given(JSON)
-def test_canonical_is_json_with_sorted_keys_and_no_spaces(value):
+def test_canonical_is_json_and_the_same_however_often_it_is_written(value):
     text = canonical(value)
 
     assert decode(text) == value
     assert canonical(decode(text)) == text
 
 
-def test_canonical_sorts_at_every_level_by_code_point_and_escapes_nothing_it_need_not():
-    assert canonical({"b": {"z": 1, "a": ()}, "\U0001f600": 1, "\uffff": "ü", "B": None}) == (
-        '{"B":null,"b":{"a":[],"z":1},"\uffff":"ü","\U0001f600":1}'
+def test_canonical_sorts_at_every_level_by_length_in_bytes_and_escapes_nothing_it_need_not():
+    assert canonical({"b": {"zz": 1, "aaa": (), "a": -0.0}, "\U0001f600": 1, "\uffff": "ü", "B": None, "é": 1e-7}) == (
+        '{"B": null, "b": {"a": 0.0, "zz": 1, "aaa": []}, "é": 0.0000001, "\uffff": "ü", "\U0001f600": 1}'
     )
+
+
+@no_deadline
+@given(st.lists(JSON, min_size=1, max_size=50))
+@example([1e16, -1e22, 5e-324, 1.5e-7, 0.0001, -0.0, 10**400, '\x7f\x1f\\"/\b\f\n\r\t\u2028', {"": 1, "ü": 2, "zz": 3}])
+def test_canonical_is_what_postgresql_makes_of_the_payload(jsonb_texts, values):
+    assert jsonb_texts([encode(value) for value in values]) == [canonical(value) for value in values]
+
+
+@pytest.fixture(scope="module")
+def jsonb_texts(worker_database):
+    """Return a function from JSON texts to the texts of the jsonb that they become."""
+    with closing(psycopg.connect(libpq(make_url(worker_database)), autocommit=True)) as connection:
+        query = "SELECT t::jsonb::text FROM unnest(%s::text[]) WITH ORDINALITY AS u (t, place) ORDER BY place"
+        yield lambda texts: [row[0] for row in connection.execute(query, [texts])]
 
 
 @no_deadline
@@ -285,9 +304,9 @@ def test_equal_payloads_have_equal_fingerprints_whatever_the_order_of_keys(paylo
 
 def test_the_fingerprint_is_the_documented_hash():
     assert fingerprint("myapp.tasks:send", {"user_id": 1, "name": "ü"}) == (
-        hashlib.sha256('["myapp.tasks:send",{"name":"ü","user_id":1}]'.encode()).hexdigest()
+        hashlib.sha256('["myapp.tasks:send", {"name": "ü", "user_id": 1}]'.encode()).hexdigest()
     )
-    assert fingerprint(None, {"message": "hello"}) == hashlib.sha256(b'[null,{"message":"hello"}]').hexdigest()
+    assert fingerprint(None, {"message": "hello"}) == hashlib.sha256(b'[null, {"message": "hello"}]').hexdigest()
 
 
 def test_different_jobs_have_different_fingerprints():

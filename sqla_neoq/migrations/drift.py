@@ -70,25 +70,33 @@ def differences(connection: Connection, steps: Iterable[str], *, schema: str | N
             "WHERE c.oid = to_regclass('neoq_meta')"
         )
     )
-    live = _catalog(connection, place)
     trial = connection.begin_nested()
     try:
         for statement in steps:
             connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
         temporary = connection.scalar(text("SELECT nspname FROM pg_namespace WHERE oid = pg_my_temp_schema()"))
-        wanted = _catalog(connection, temporary)
+        live, wanted = (_catalog(connection, here, (place, temporary)) for here in (place, temporary))
     finally:
         trial.rollback()
     return [*_compared(live, wanted)]
 
 
-def _catalog(connection: Connection, place: Any) -> dict[str, str]:
-    quoted = connection.scalar(text("SELECT quote_ident(:place)"), {"place": place})
+def _catalog(connection: Connection, place: Any, both: Iterable[Any]) -> dict[str, str]:
+    ask = text("SELECT quote_ident(:place)")
+    quoted = connection.scalar(ask, {"place": place})
     # As one text, because each driver has its own idea of a list.
     tables = ",".join(sorted(TABLES))
     rows = connection.execute(text(_CATALOG), {"place": quoted, "tables": tables})
-    # The same object is written with another schema before its name; that one difference is meant.
-    return {what: " ".join(how.replace(f"{quoted}.", "").replace("pg_temp.", "").split()) for what, how in rows}
+    # The same object is written with another schema before its name; that one difference is meant. Both names are
+    # taken out of both, for a schema may be called what a function calls something else.
+    names = [f"{connection.scalar(ask, {'place': name})}." for name in both]
+
+    def without(how: str) -> str:
+        for name in (*names, "pg_temp."):
+            how = how.replace(name, "")
+        return " ".join(how.split())
+
+    return {what: without(how) for what, how in rows}
 
 
 def _compared(live: dict[str, str], wanted: dict[str, str]) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqla_neoq.migrations.functions import SIGNATURES
 from sqla_neoq.migrations.quoting import qualifier, quote
 
 if TYPE_CHECKING:
@@ -29,3 +30,5 @@ def grants(role: str, *, schema: str | None = None, producer_only: bool = False)
     for name, rights in (_PRODUCER if producer_only else _WORKER).items():
         kind = "SEQUENCE" if name == "neoq_claim_tokens" else "TABLE"
         yield f"GRANT {rights} ON {kind} {prefix}{name} TO {quote(role)}"
+    for signature in SIGNATURES:
+        yield f"GRANT EXECUTE ON FUNCTION {prefix}{signature} TO {quote(role)}"

@@ -1,8 +1,10 @@
-"""Schema version 1: the tables, their indexes, and the trigger that wakes hungry runners."""
+"""Schema version 1: the tables, their indexes, the trigger that wakes hungry runners, and the functions for SQL."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from sqla_neoq.migrations import functions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,10 +171,12 @@ REFERENCING NEW TABLE AS neoq_inserted
 FOR EACH STATEMENT
 WHEN (current_setting('neoq.notify', true) IS DISTINCT FROM 'off')
 EXECUTE FUNCTION {prefix}neoq_wake()"""
+    yield from functions.create(prefix)
 
 
 def down(prefix: str) -> Iterator[str]:
     """Yield the statements that remove everything that :func:`up` created, or what is left of it."""
+    yield from functions.drop(prefix)
     for table in ("neoq_jobs", "neoq_dead_jobs", "neoq_workers", "neoq_failures", "neoq_meta"):
         yield f"DROP TABLE IF EXISTS {prefix}{table}"
     yield f"DROP FUNCTION IF EXISTS {prefix}neoq_wake()"

@@ -22,6 +22,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    literal_column,
     null,
     or_,
     select,
@@ -85,7 +86,8 @@ def insert_jobs() -> Executable:
         new.c.queue,
         new.c.task,
         new.c.priority,
-        new.c.payload,
+        # A JSON null is unfolded as an SQL NULL, which no payload is.
+        func.coalesce(new.c.payload, literal_column("CAST('null' AS jsonb)")),
         new.c.fingerprint,
         func.coalesce(new.c.run_at, in_seconds(new.c.run_in), func.now()),
         func.coalesce(new.c.deadline_at, in_seconds(new.c.deadline_in)),
