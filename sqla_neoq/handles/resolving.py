@@ -133,13 +133,13 @@ def join_async(handle: AsyncHandle, *, verb: str = "enqueue") -> AsyncJoined:
 
 
 def _unwrapped(handle: Any, using: str | None) -> tuple[Any, Configured[Any] | None]:
-    if using is not None:
-        if handle is not None:
-            raise TypeError(f"using={using!r}: there is a session already; pass one or the other")
-        return _django_connection(using), None
     configured = handle if isinstance(handle, Configured) else None
     if configured is not None:
         handle = configured.handle
+    if using is not None:
+        if handle is not None:
+            raise TypeError(f"using={using!r}: there is a session already; pass one or the other")
+        handle = _django_connection(using)
     # Peewee's placeholder for a database that is chosen later.
     if ("peewee", "Proxy") in _kinds(handle) and handle.obj is not None:
         handle = handle.obj

@@ -1,0 +1,7 @@
+"""Tortoise insists on a module with a model."""
+
+from tortoise import Model, fields
+
+
+class Order(Model):
+    id = fields.IntField(primary_key=True)
