@@ -48,6 +48,9 @@ chaos: $(VENV)/.develop  ## break what the queue stands on, half an hour, and se
 chaos-smoke: $(VENV)/.develop  ## the short scenarios of it, in a minute
 	@cd tests && ../$(IN_VENV) chaos --smoke $(CHAOS_ARGS)
 
+soak: $(VENV)/.develop  ## a million jobs with a fault every few seconds: a balanced ledger, and flat memory
+	@cd tests && ../$(IN_VENV) chaos --soak 1000000 $(CHAOS_ARGS)
+
 clean:  ## remove .venv, the demo's data and all caches
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -16,7 +16,7 @@ from sqla_neoq.errors import ConfigurationError
 from sqla_neoq.migrations.quoting import qualifier
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import PoolProxiedConnection
 
 DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error, OSError)
 """What a call to the database can raise; a service waits and tries again."""
@@ -71,7 +71,7 @@ class PostgresDialect:
 
     def connect(self, engine: Engine, name: str) -> Connection:
         """Open a connection of the runner's own, outside the engine's pool, in autocommit."""
-        connection = engine.connect()
+        connection = Connection(engine, connection=_apart(engine))
         try:
             connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.detach()
@@ -93,7 +93,7 @@ class PostgresDialect:
             other = engine_of(url, pool=False)
             connection = other.raw_connection()
         else:
-            connection = engine.raw_connection()
+            connection = _apart(engine)
         driver_connection: psycopg.Connection[Any] | None = connection.driver_connection
         assert driver_connection is not None
         # Without detach() both autocommit and the LISTEN would leak into the pool.
@@ -112,6 +112,16 @@ class PostgresDialect:
     def table_name(self, schema: str | None) -> str:
         """Return the jobs table's name as SQL writes it."""
         return f"{qualifier(schema)}neoq_jobs"
+
+
+def _apart(engine: Engine) -> PoolProxiedConnection:
+    """Open a connection as the engine's pool would, without waiting for a place in it.
+
+    The runner's connections leave the pool before they are used, but to open one takes a place for a moment. When jobs
+    hold all of them, a heartbeat that has to connect again would wait for one to end, and be taken for dead meanwhile.
+    A pool of the same making has the same creator, arguments and events, and all of its places are free.
+    """
+    return engine.pool.recreate().connect()
 
 
 def dialect_of(engine: Engine) -> Dialect:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,9 @@ class Link:
         # Remembered, because asking a broken Connection for it makes it connect again.
         self._driver_connection: Any = None
         self._busy_until: float | None = None
+        # Between looking at a connection's file number and cutting it, it must not be closed: the number may be
+        # another connection's by then.
+        self._closing = threading.Lock()
 
     @contextmanager
     def use(self, longest: float = LONGEST_WAIT) -> Iterator[Connection]:
@@ -62,13 +66,14 @@ class Link:
     def close(self) -> None:
         """Close the connection, if it is open. Safe to call twice."""
         connection, self._connection = self._connection, None
-        driver_connection, self._driver_connection = self._driver_connection, None
         if connection is None:
             return
         try:
-            # Itself: invalidate() only forgets a connection that is in no pool, and without invalidate() a broken one
-            # would first be asked for a rollback.
-            driver_connection.close()
+            with self._closing:
+                driver_connection, self._driver_connection = self._driver_connection, None
+                # Itself: invalidate() only forgets a connection that is in no pool, and without invalidate() a broken
+                # one would first be asked for a rollback.
+                driver_connection.close()
             connection.invalidate()
             connection.close()
         except Exception:  # noqa: BLE001, S110 - it was to be gone, and is
@@ -76,12 +81,13 @@ class Link:
 
     def cut_if_late(self, now: float) -> bool:
         """Cut the connection if its use takes too long; for another thread. Returns whether it was cut."""
-        until, driver_connection = self._busy_until, self._driver_connection
-        if until is None or driver_connection is None or now < until:
-            return False
-        self._busy_until = None
-        cut(driver_connection)
-        return True
+        with self._closing:
+            until, driver_connection = self._busy_until, self._driver_connection
+            if until is None or driver_connection is None or now < until:
+                return False
+            self._busy_until = None
+            cut(driver_connection)
+            return True
 
 
 class Reconnecting:

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import selectors
 import socket
+import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,6 +63,8 @@ class Listener(Service):
         self._poke_in: socket.socket | None = None
         self._busy_until: float | None = None
         self._connection: psycopg.Connection[Any] | None = None
+        # As in Link: what is being cut must not be closed, for its file number may be another's a moment later.
+        self._closing = threading.Lock()
         self.connected = False
 
     def set_worker(self, worker: int) -> None:
@@ -82,12 +85,13 @@ class Listener(Service):
 
     def cut_if_late(self, now: float) -> bool:
         """Cut the connection when a statement on it takes too long; for another thread."""
-        until, connection = self._busy_until, self._connection
-        if until is None or connection is None or now < until:
-            return False
-        self._busy_until = None
-        cut(connection)
-        return True
+        with self._closing:
+            until, connection = self._busy_until, self._connection
+            if until is None or connection is None or now < until:
+                return False
+            self._busy_until = None
+            cut(connection)
+            return True
 
     def serve(self) -> None:
         """Connect, listen, and connect again, until stopped."""
@@ -103,9 +107,8 @@ class Listener(Service):
         reconnecting = Reconnecting()
         while not self.stopping.is_set():
             try:
-                with contextlib.closing(self._connect()) as connection:
-                    self._connection = connection
-                    self._listen(connection, poked, reconnecting)
+                self._connection = self._connect()
+                self._listen(self._connection, poked, reconnecting)
             except DATABASE_ERRORS as error:
                 if self.stopping.is_set():
                     break
@@ -114,7 +117,10 @@ class Listener(Service):
                 self.stopping.wait(delay)
             finally:
                 self.connected = False
-                self._connection = None
+                with self._closing:
+                    connection, self._connection = self._connection, None
+                    if connection is not None:
+                        connection.close()
                 self._busy_until = None
                 self._held.clear()
                 self._held_worker = None

@@ -456,7 +456,12 @@ class Runner:
         services = Services(pool, loop, dispatcher, lease, housekeeper, timekeeper, listener)
         if self._quiet:
             dispatcher.claiming = False
-        services.start()
+        try:
+            services.start()
+        except BaseException:
+            # Such as a machine without another thread to give: what did start must not go on, nor look alive.
+            services.stop(0.0, self._forced)
+            raise
         return services
 
     def _transaction(self, definition: Definition) -> RunTransaction:

@@ -47,8 +47,9 @@ class Signals:
         self._descriptor_before = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         for name in _NAMES:
             number = getattr(signal, name, None)
-            # Who started the process with SIGHUP ignored (nohup) means it.
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            # Who started the process with SIGHUP ignored (nohup) means it. And None is the handler of a program that
+            # Python is embedded in: it could not be put back.
+            if number is not None and signal.getsignal(number) not in {signal.SIG_IGN, None}:
                 self._before[number] = signal.signal(number, _only_wake)
 
     def __exit__(self, *_: object) -> None:

@@ -1,9 +1,12 @@
+import contextlib
 import gc
+import signal
+from contextlib import contextmanager
 from time import monotonic
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from support.running import in_thread
 from support.waiting import eventually
@@ -58,6 +61,38 @@ def test_it_takes_no_place_in_the_engines_pool(database_url):
         first.close()
         second.close()
         engine.dispose()
+
+
+def test_it_does_not_wait_for_a_place_in_a_pool_whose_places_jobs_hold(database_url):
+    engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=600)
+    connected = []
+    event.listen(engine, "connect", lambda *_: connected.append(True))
+    link = Link(engine, PostgresDialect(), "test")
+    try:
+        with engine.connect(), in_time(), link.use() as connection:
+            assert connection.scalar(text("SELECT 1")) == 1
+            with contextlib.closing(PostgresDialect().listening_connection(engine, None, "test")) as listening:
+                listening.execute("SELECT 1")
+        assert len(connected) == 3  # the application's own hooks see them all
+    finally:
+        link.close()
+        engine.dispose()
+
+
+@contextmanager
+def in_time(seconds=20):
+    """Interrupt what would wait for minutes."""
+
+    def interrupt(*_):
+        raise AssertionError(f"still waiting after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_use_is_in_autocommit(engine, link):

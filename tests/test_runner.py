@@ -27,6 +27,7 @@ from sqla_neoq import (
     Snooze,
     cancel,
     current_job,
+    dispatcher,
     enqueue,
     enqueue_many,
     handler,
@@ -224,6 +225,19 @@ def test_a_start_that_failed_can_be_tried_again(fresh_database):
     migrate(url, None)
     runner.start()
     assert runner.stop()
+
+
+def test_a_start_that_fails_after_it_registered_leaves_nothing_behind(make_runner, database, monkeypatch):
+    runner = make_runner(handler("q")(lambda job: None))
+
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(dispatcher.Dispatcher, "start", fail)
+    with pytest.raises(RuntimeError, match="new thread"):
+        runner.start()
+    assert database.rows(Worker) == []
+    eventually(lambda: not threads(), why=threads)
 
 
 def test_once_started_it_is_registered(start, database):

@@ -53,6 +53,16 @@ def test_they_are_passed_on_outside_the_main_thread_which_may_hold_any_lock():
     assert callers != [threading.main_thread()]
 
 
+def test_a_handler_that_is_not_pythons_stays(monkeypatch):
+    real = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGQUIT else real(number))
+    before = real(signal.SIGQUIT)
+    with Signals(lambda number: None):
+        assert real(signal.SIGQUIT) is before
+        assert real(signal.SIGTERM) is not signal.SIG_DFL
+    assert real(signal.SIGQUIT) is before
+
+
 def test_the_handlers_of_before_are_back_afterwards():
     mine = lambda number, frame: None
     signal.signal(signal.SIGTERM, mine)

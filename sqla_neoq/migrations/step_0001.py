@@ -145,6 +145,8 @@ CREATE TABLE {prefix}neoq_meta (
     # A commit that notified takes a lock shared by the whole server, so notify only when a runner is hungry. A
     # hungry runner holds the queue's advisory lock in shared mode: if the exclusive one can be had, nobody is. Taking
     # and releasing it is one expression, so that no interrupt can fall between the two and leave the lock behind.
+    # And not when others have nearly filled the server's queue of notifications, which a listener within a long
+    # transaction does: the job is found by polling, where the application's own commit would fail.
     yield f"""\
 CREATE FUNCTION {prefix}neoq_wake() RETURNS trigger LANGUAGE plpgsql AS $neoq$
 DECLARE
@@ -157,7 +159,10 @@ BEGIN
         GROUP BY n.queue
     LOOP
         IF (CASE WHEN pg_try_advisory_lock(due.lane) THEN NOT pg_advisory_unlock(due.lane) ELSE true END) THEN
-            PERFORM pg_notify('neoq', TG_RELID::bigint || ' ' || due.queue);
+            -- PostgreSQL refuses the COMMIT of a transaction whose notification does not fit.
+            IF pg_notification_queue_usage() < 0.9 THEN
+                PERFORM pg_notify('neoq', TG_RELID::bigint || ' ' || due.queue);
+            END IF;
         END IF;
     END LOOP;
     RETURN NULL;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 
-from chaos import report
+from chaos import report, soak
 from chaos.scenario import Result, run
 from chaos.scenarios import SCENARIOS
 from chaos.world import World
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.update_docs is not None:
         return _update(options.update_docs)
     names = options.only or [name for name, scenario in SCENARIOS.items() if scenario.smoke or not options.smoke]
-    chosen = [SCENARIOS[name] for name in names]
+    chosen = [soak.scenario(options.soak)] if options.soak else [SCENARIOS[name] for name in names]
     make = partial(
         World,
         seed=options.seed,
@@ -52,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(not all(result.passed for result in results))
 
 
-def _update(path: Path) -> int:
-    block = report.markdown(json.loads(path.read_text(encoding="utf-8")))
+def _update(paths: Sequence[Path]) -> int:
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    scenarios = [one for document in documents for one in document["scenarios"]]
+    block = report.markdown({"facts": documents[0]["facts"], "scenarios": scenarios})
     if not report.update(DOCUMENT, block):
         print(f"{DOCUMENT} has no {report.START} ... {report.END} to replace", file=sys.stderr)
         return 2
@@ -74,11 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say which scenarios there are")
     parser.add_argument("--only", action="append", choices=SCENARIOS, metavar="NAME", help="this one; may be repeated")
     parser.add_argument("--smoke", action="store_true", help="the short ones, with few faults: a minute in all")
+    parser.add_argument("--soak", type=int, metavar="JOBS", help="only this: so many jobs, a fault every few seconds")
     parser.add_argument("--seconds", type=float, help="how long faults go on where that is open (60; with --smoke 3)")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is left to chance (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the machine-readable result")
     parser.add_argument("--keep", action="store_true", help="leave ledgers and logs in the temporary directory")
-    parser.add_argument("--update-docs", type=Path, metavar="JSON", help="only put that result's table into docs/")
+    parser.add_argument("--update-docs", type=Path, nargs="+", metavar="JSON", help="only put these results into docs/")
     return parser
 
 

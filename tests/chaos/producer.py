@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from chaos import tasks
+from chaos import pooled, tasks
 from chaos.ledger import Ledger, here
 from sqla_neoq import enqueue_many
 from sqla_neoq.dialects import engine_of
@@ -41,7 +41,7 @@ class Producer:
 
     def run(self) -> None:
         """Produce."""
-        engine = engine_of(self._options["url"], pool=False)
+        engine = pooled.engine() if self._options.get("pooled") else engine_of(self._options["url"], pool=False)
         began, made = time.monotonic(), 0
         most = self._options.get("jobs") or 10**12
         while not self.told_to_stop and made < most:

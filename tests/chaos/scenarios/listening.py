@@ -2,6 +2,8 @@
 
 import time
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from chaos.ledger import now
 from chaos.scenarios import SCENARIOS
 from chaos.world import World, patiently
@@ -99,12 +101,11 @@ def notify_queue_full(world: World) -> None:
         for _ in range(20):
             try:
                 keys += world.enqueue("chaos:plain")
-            except Exception as error:
+            except SQLAlchemyError as error:
                 refused += 1
                 world.notes["an enqueue said"] = str(error).splitlines()[0]
             world.sleep(0.1)
-        world.notes["enqueues refused"] = refused
-        if keys:
-            world.await_started(keys)
+        world.expect(refused == 0, f"{refused} of 20 enqueues were refused")
+        world.await_started(keys)
         deaf.execute("ROLLBACK")
     world.await_status(world.enqueue("chaos:plain", 5), "processed", within=20)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from chaos.pooled import VARIABLE
 from chaos.scenario import NotRunError
 from chaos.scenarios import SCENARIOS
 from chaos.world import World, patiently
@@ -30,7 +31,7 @@ def _pgbouncer(world: World) -> Iterator[str]:
     configuration.write_text(
         f"[databases]\n{url.database} = host={directory} port=5432 dbname={url.database} user=postgres\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\npool_mode = transaction\n"
-        "max_client_conn = 200\ndefault_pool_size = 15\nunix_socket_dir =\nmax_prepared_statements = 100\n"
+        "max_client_conn = 200\ndefault_pool_size = 15\nunix_socket_dir =\n"
     )
     owner = directory.stat()
     account = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if owner.st_uid else {}
@@ -51,12 +52,13 @@ def _answers(port: int) -> bool:
 
 
 def _play(world: World, url: str, *flags: str) -> None:
-    victim = world.runner(*flags, url=url)
-    other = world.runner(*flags, url=url)
-    world.produce("chaos:effect", "chaos:plain", "chaos:fails", rate=100, seconds=0.1, url=url)
+    env = {VARIABLE: url}
+    victim = world.runner("--engine", "chaos.pooled:engine", *flags, env=env)
+    other = world.runner("--engine", "chaos.pooled:engine", *flags, env=env)
+    world.produce("chaos:effect", "chaos:plain", "chaos:fails", rate=140, seconds=0.1, pooled=True, env=env)
     world.await_starts(200)
     world.kill(victim)
-    world.sleep(1)
+    world.go_on()  # an outage now would put the verdict on the dead off
     for _ in range(3):
         world.injure()
         world.server.terminate(limit=5)
