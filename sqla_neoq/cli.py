@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -151,6 +152,12 @@ def main() -> None:
 @_option("--processes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Runner processes.")
 @_option("--burst", is_flag=True, help="Run everything that is due, then exit.")
 @_option("--max-jobs", type=click.IntRange(min=1), metavar="N", help="Start a process anew after N jobs.")
+@_option(
+    "--max-memory",
+    read=options.size,
+    metavar="SIZE",
+    help="Start a process anew when it holds more memory than SIZE (512M, 2G) after a job.",
+)
 @_option("--reload", is_flag=True, help="Start anew when a Python file below --app-dir changes. Not for production.")
 @_option(
     "--shutdown-timeout",
@@ -212,9 +219,8 @@ def run(context: click.Context, /, **flags: Any) -> None:
     failures = os.environ.pop(_FAILURES, None)  # of a process that has started anew to connect
     _take_signals()
     with _reported():
-        quiet = flags["burst"] and sys.stderr.isatty()
-        level = flags["log_level"] or ("warning" if quiet else "info")
-        logs.configure(level, flags["log_format"], flags["log_config"])
+        level, form, file = _log_settings(flags)
+        logs.configure(level, form, None if file is None else Path(file))
         line = Line.from_environment(os.environ)
         many = flags["processes"] > 1 or flags["reload"]
         if many and line is None and not (flags["check"] or flags["dry_run"]):
@@ -270,6 +276,8 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         schema=flags["schema"],
         name=flags["name"],
         max_jobs=flags["max_jobs"],
+        max_memory=flags["max_memory"],
+        child_logs=_log_settings(flags),
     )
     if flags["dry_run"]:
         # Never connected to: it is here to be asked how it understands the modules and the queues.
@@ -277,6 +285,9 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         click.echo(looking.describe(runner))
         return Ended.CLEAN
     with _database(context, size=config.concurrency) as engine:
+        # An Engine cannot be sent to the children of executor="process"; where it came from can.
+        named = flags["engine"] if _chosen_database(context) == "engine" else None
+        config = replace(config, child_database=named or engine.url.render_as_string(hide_password=False))
         runner = Runner(engine, runnables, queues=queues or None, config=config)
         if flags["check"]:
             runner.check()
@@ -286,6 +297,13 @@ def _run_here(context: click.Context, line: Line | None) -> Ended:
         for queue in runner.queues.keys() - runner.handlers.keys() if not runner.tasks else ():
             log.warning("queue %r has no handler here, and there are no tasks: nothing on it will run", queue)
         return _serve(runner, flags, line)
+
+
+def _log_settings(flags: dict[str, Any]) -> tuple[str, str, str | None]:
+    quiet = flags["burst"] and sys.stderr.isatty()
+    file = flags["log_config"]
+    level = flags["log_level"] or ("warning" if quiet else "info")
+    return level, flags["log_format"], None if file is None else str(file.resolve())
 
 
 def _serve(runner: Runner, flags: dict[str, Any], line: Line | None) -> Ended:

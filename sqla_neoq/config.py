@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Final
 
+from sqla_neoq import memory
 from sqla_neoq.errors import ConfigurationError
 
 _AGE_OF_THE_WORLD: Final = timedelta(days=36_525)
+
+MIN_MEMORY: Final = 16 * 2**20
+"""Bytes. No Python process with SQLAlchemy in it stays below, so less is a slip of the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +31,16 @@ class RunnerConfig:
         schema: the schema that holds the tables; None leaves it to the connections' search_path.
         name: what the runner is called in ``neoq_workers``; None makes it ``host:pid``.
         max_jobs: end the run, for a restart, after this many jobs; None never.
+        max_memory: end the run, for a restart, when the process holds more bytes than this after a job and still a
+            second later; None never. A child process that holds more after its job is replaced.
         crash_limit: how many workers may die under a job before it is dead as ``crashed``.
         stuck_limit: how many timed-out runs may still hang in their threads before the run ends for a restart; None
             makes it ``concurrency``.
+        child_database: where ``job.session`` leads in the child processes of ``executor="process"``: a URL, or the
+            ``module:name`` of an Engine, of a function that returns one, or of a sessionmaker. None means the runner's
+            own URL; a runner that was given an Engine or a sessionmaker cannot send that to another process.
+        child_logs: level, format and file that child processes configure their logs with, as the command line does;
+            None leaves logging to the tasks' modules.
     """
 
     concurrency: int = 10
@@ -42,8 +53,11 @@ class RunnerConfig:
     schema: str | None = None
     name: str | None = None
     max_jobs: int | None = None
+    max_memory: int | None = None
     crash_limit: int = 3
     stuck_limit: int | None = None
+    child_database: str | None = field(default=None, repr=False)
+    child_logs: tuple[str, str, str | None] | None = None
 
     def __post_init__(self) -> None:
         self._count("concurrency", self.concurrency, 1, 10_000)
@@ -51,6 +65,10 @@ class RunnerConfig:
         for name in ("max_jobs", "stuck_limit"):
             if (value := getattr(self, name)) is not None:
                 self._count(name, value, 1, 2**63 - 1)
+        if self.max_memory is not None:
+            self._count("max_memory", self.max_memory, MIN_MEMORY, 2**63 - 1)
+            if memory.resident() is None:
+                raise ConfigurationError(f"max_memory={self.max_memory}: this system has no /proc to measure memory by")
         self._duration("poll_interval", self.poll_interval, timedelta(milliseconds=10), timedelta(hours=1))
         # Below the 4 s of silence after which a worker whose listening connection is down too is taken for dead.
         self._duration("heartbeat_interval", self.heartbeat_interval, timedelta(milliseconds=100), timedelta(seconds=3))
@@ -59,11 +77,16 @@ class RunnerConfig:
             self._duration("retention", self.retention, timedelta(0), _AGE_OF_THE_WORLD)
         if not isinstance(self.listen, bool):
             raise ConfigurationError(f"listen={self.listen!r}: expected True or False")
-        for field in fields(self):
-            if field.name in {"listen_url", "schema", "name"}:
-                text = getattr(self, field.name)
+        logs: object = self.child_logs
+        if logs is not None and not (
+            isinstance(logs, tuple) and len(logs) == 3 and all(isinstance(part, str) for part in logs[:2])
+        ):
+            raise ConfigurationError(f"child_logs={logs!r}: expected a tuple of level, format and file, or None")
+        for one in fields(self):
+            if one.name in {"listen_url", "schema", "name", "child_database"}:
+                text = getattr(self, one.name)
                 if text is not None and (not isinstance(text, str) or not text or "\x00" in text):
-                    raise ConfigurationError(f"{field.name}={text!r}: expected text, or None")
+                    raise ConfigurationError(f"{one.name}={text!r}: expected text, or None")
 
     @staticmethod
     def _count(name: str, value: object, low: int, high: int) -> None:

@@ -9,6 +9,7 @@
     ├── DuplicateTask        two different functions under one task name
     ├── JobTimeout           what a task sees, and is recorded as, past its timeout (also a TimeoutError)
     ├── JobCancelled         what a task sees when somebody asked its job to stop
+    ├── JobCrashed           the child process died under the job
     ├── ClaimLost            the run no longer owns its job; its writes were rolled back
     ├── DatabaseUnavailable  no connection at start
     ├── SchemaError          the tables; ``remedy`` holds the lines to paste
@@ -48,6 +49,10 @@ class JobTimeout(NeoqError, TimeoutError):  # noqa: N818
 
 class JobCancelled(NeoqError):  # noqa: N818
     """Somebody asked the running job to stop."""
+
+
+class JobCrashed(NeoqError):  # noqa: N818
+    """The child process that ran the job died under it."""
 
 
 class ClaimLost(NeoqError):  # noqa: N818

@@ -39,7 +39,7 @@ class EventLoop:
             # The loop keeps weak references only.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            run.stop_async = lambda: _call(loop, task.cancel)
+            run.interrupt = lambda: _call(loop, task.cancel)
             if run.context.stop_reason is not None:
                 # After its first step: a task that is cancelled before it never runs, and nobody would call on_end.
                 loop.call_soon(task.cancel)

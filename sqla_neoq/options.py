@@ -10,6 +10,7 @@ import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from sqla_neoq.config import MIN_MEMORY
 from sqla_neoq.dialects import engine_of
 from sqla_neoq.newjob import checked_queue
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _DURATION: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|d|w|)", re.ASCII)
+_SIZE: Final = re.compile(r"(\d{1,15}\.?\d{0,15}|\.\d{1,15})(?:([KMGT])I?)?B?", re.ASCII)
 # A backslash takes away the meaning of the character after it.
 _QUEUE_ITEM: Final = re.compile(r"(?:\\.|[^,\\])+", re.DOTALL)
 _QUEUE: Final = re.compile(r"\s*((?:\\.|[^\\])*?)(?::(\d+))?\s*", re.DOTALL | re.ASCII)
@@ -41,6 +43,21 @@ def duration(text: str) -> timedelta:
 def duration_or_none(text: str) -> timedelta | None:
     """Read a duration, or ``none``."""
     return None if text.strip().lower() == "none" else duration(text)
+
+
+def size(text: str) -> int:
+    """Read a size of memory with its unit, ``512M`` or ``1.5G`` (of 1,024 each); return it in bytes.
+
+    Raises:
+        ValueError: the text is none, or the size is less than any worker takes.
+    """
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write one like 512M or 1.5G")
+    size = int(float(match[1]) * 1024 ** "BKMGT".index(match[2] or "B"))
+    if size < MIN_MEMORY:
+        raise ValueError(f"{text!r} is {size} bytes, less than any worker takes; write a size like 512M or 1.5G")
+    return size
 
 
 def queues(texts: Iterable[str]) -> dict[str, int | None]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from sqla_neoq.eventloop import EventLoop
+    from sqla_neoq.processes import Children
     from sqla_neoq.tasks import Definition
     from sqla_neoq.transaction import RunTransaction
 
@@ -37,7 +38,7 @@ _FAR: Final = float("inf")
 class Run:
     """One execution of one claimed job."""
 
-    __slots__ = ("context", "definition", "expires", "job", "lane", "over", "started", "stop_async", "transaction")
+    __slots__ = ("context", "definition", "expires", "interrupt", "job", "lane", "over", "started", "transaction")
 
     def __init__(self, job: ClaimedJob, definition: Definition, lane: Lane, transaction: RunTransaction) -> None:
         self.job = job
@@ -45,16 +46,21 @@ class Run:
         self.lane = lane
         self.transaction = transaction
         self.context = JobContext(job, transaction)
-        self.started = monotonic()
-        self.expires = _FAR if definition.timeout is None else self.started + definition.timeout
+        self.start_clock()
         self.over = False
-        self.stop_async: Callable[[], None] | None = None
+        # Stops what the run waits for outside its thread: an event loop's task, a child process.
+        self.interrupt: Callable[[], None] | None = None
+
+    def start_clock(self) -> None:
+        """Start its time: now, or later if what is to run it is not ready yet."""
+        self.started = monotonic()
+        self.expires = _FAR if self.definition.timeout is None else self.started + self.definition.timeout
 
     def ask_to_stop(self, reason: StopReason) -> None:
         """Ask the task to stop, and stop what it waits for, where that can be done from outside."""
         self.context.ask_to_stop(reason)
-        if self.stop_async is not None:
-            self.stop_async()
+        if self.interrupt is not None:
+            self.interrupt()
         self.transaction.cancel()
 
 
@@ -97,6 +103,7 @@ class WorkPool:
         concurrency: how many jobs may run at once in all.
         make_transaction: makes the transaction of one run.
         loop: runs ``async def`` tasks.
+        children: run the tasks with ``executor="process"``; None when there are none.
     """
 
     def __init__(
@@ -107,12 +114,14 @@ class WorkPool:
         concurrency: int,
         make_transaction: Callable[[Definition], RunTransaction],
         loop: EventLoop,
+        children: Children | None = None,
     ) -> None:
         handled = frozenset(handlers)
         self._lanes = {name: Lane(name, limit, handler=name in handled) for name, limit in limits.items()}
         self._concurrency = concurrency
         self._make_transaction = make_transaction
         self._loop = loop
+        self._children = children
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._attention = threading.Condition(self._lock)
@@ -326,7 +335,7 @@ class WorkPool:
         run.over = True
         self._end(run, outcome, now)
         self._given_up.add(run)
-        if not run.definition.is_async:
+        if not run.definition.on_loop:
             if not self._closing:
                 self._start_thread()
         elif self._turns:
@@ -355,9 +364,12 @@ class WorkPool:
                     self._work.wait()
                     self._idle -= 1
                     run = self._take()
-            if run.definition.is_async:
+            if run.definition.on_loop:
                 self._loop.start_run(run, self._end_async)
                 run = None
+            elif run.definition.in_process:
+                assert self._children is not None
+                outcome = self._children.execute(run)
             else:
                 # In a copy of the context: what one job sets must not be there for the thread's next.
                 outcome = copy_context().run(execute, run.job, run.definition, run.context, run.transaction)

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from sqla_neoq import migrations, statements
+from sqla_neoq import migrations, statements, targets
 from sqla_neoq.claim import Claimant, Want
 from sqla_neoq.config import RunnerConfig
 from sqla_neoq.context import StopReason
@@ -27,16 +27,18 @@ from sqla_neoq.eventloop import EventLoop
 from sqla_neoq.link import Link
 from sqla_neoq.listener import Listener
 from sqla_neoq.maintenance import DEAD_AFTER, Housekeeper, Lease, LeaseEvents
+from sqla_neoq.memory import MemoryLimit, megabytes
 from sqla_neoq.newjob import checked_queue
 from sqla_neoq.payloads import encode
 from sqla_neoq.pool import WorkPool
+from sqla_neoq.processes import Children
 from sqla_neoq.services import Services
 from sqla_neoq.signals import Signals
 from sqla_neoq.tally import Counts, Tally
-from sqla_neoq.targets import sort_out
 from sqla_neoq.tasks import Handler, Task, checked_concurrency
 from sqla_neoq.timekeeper import Timekeeper
 from sqla_neoq.transaction import RunTransaction
+from sqla_neoq.wire import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,11 +122,17 @@ class Runner:
         # READ COMMITTED whatever the engine's default: in SERIALIZABLE, completions would fail each other's jobs.
         committed = self._engine.execution_options(isolation_level="READ COMMITTED")
         self._make_session = sessionmaker or (lambda: Session(committed))
-        found_tasks, found_handlers = sort_out(tasks)
+        found_tasks, found_handlers = targets.sort_out(tasks)
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(found_tasks)
         self.handlers: Mapping[str, Handler] = MappingProxyType(found_handlers)
         self.queues: Mapping[str, int] = MappingProxyType(self._limits(queues))
         self._delete = self.config.retention is not None and not self.config.retention
+        runnables: list[targets.Runnable] = [*self.tasks.values(), *self.handlers.values()]
+        self._homes: dict[Definition, str] = {
+            definition: targets.address_of(definition) for definition in runnables if definition.in_process
+        }
+        self._child_database = self._reachable_by_children(database, sessionmaker)
+        self._memory = None if self.config.max_memory is None else MemoryLimit(self.config.max_memory)
         self._tally = Tally()
         self._ended: Ended | None = None
         self._stop_requested = threading.Event()
@@ -364,6 +372,19 @@ class Runner:
             raise ConfigurationError("queues={}: a runner needs at least one queue")
         return {name: self.config.concurrency if limit is None else limit for name, limit in named.items()}
 
+    def _reachable_by_children(self, database: str | URL | Engine, sessionmaker: object) -> str | None:
+        """Return where ``job.session`` leads in a child process; None if that cannot be said to one."""
+        named = self.config.child_database
+        if named is not None:
+            if "://" in named:
+                engine_of(named, pool=False)
+            elif self._homes:
+                targets.load_object(named)
+            return named
+        if sessionmaker is not None or isinstance(database, Engine):
+            return None
+        return self._engine.url.render_as_string(hide_password=False)
+
     def _check_pool(self) -> None:
         """Warn when the application's own pool is smaller than what the jobs can ask of it."""
         if self._own_engine:
@@ -397,12 +418,19 @@ class Runner:
                 lambda queues: dispatcher.wake(queues),  # noqa: PLW0108 - the dispatcher is made below
             )
         loop = EventLoop()
+        children = None
+        if self._homes:
+            setup = Setup(
+                sorted(self._homes.values()), self._child_database, self._schema, self._delete, config.child_logs
+            )
+            children = Children(setup, self._homes, max_memory=config.max_memory)
         pool = WorkPool(
             self.queues,
             handlers=self.handlers,
             concurrency=config.concurrency,
             make_transaction=self._transaction,
             loop=loop,
+            children=children,
         )
         wants = [Want(queue, 1, queue in self.handlers) for queue in self.queues]
         tasks = encode(sorted(self.tasks))
@@ -452,8 +480,9 @@ class Runner:
             [*links.values(), *([] if listener is None else [listener])],
             stuck_limit=config.stuck_limit or config.concurrency,
             on_stuck=lambda: self.request_stop(Ended.RESTART),
+            chores=[self._watch_memory, *([] if children is None else [children.tidy])],
         )
-        services = Services(pool, loop, dispatcher, lease, housekeeper, timekeeper, listener)
+        services = Services(pool, loop, dispatcher, lease, housekeeper, timekeeper, listener, children)
         if self._quiet:
             dispatcher.claiming = False
         try:
@@ -465,14 +494,29 @@ class Runner:
         return services
 
     def _transaction(self, definition: Definition) -> RunTransaction:
-        return RunTransaction(None if definition.is_async else self._make_session, self._options, delete=self._delete)
+        return RunTransaction(None if definition.on_loop else self._make_session, self._options, delete=self._delete)
 
     def _resolve(self, job: ClaimedJob) -> Definition:
         return self.handlers[job.queue] if job.task is None else self.tasks[job.task]
 
     def _settled(self, outcomes: Sequence[Outcome], lost: set[int]) -> None:
         self._tally.settled(outcomes, lost)
+        if self._memory is not None:
+            self._memory.job_ended()
         if self.config.max_jobs is not None and self.counts.total >= self.config.max_jobs:
+            self.request_stop(Ended.RESTART)
+
+    def _watch_memory(self, now: float) -> None:
+        if self._memory is None or self._stop_requested.is_set():
+            return
+        if (held := self._memory.exceeded(now)) is not None:
+            assert self.config.max_memory is not None
+            log.warning(
+                "the process holds %s after %d jobs, more than its limit of %s; it ends for a restart",
+                megabytes(held),
+                self.counts.total,
+                megabytes(self.config.max_memory),
+            )
             self.request_stop(Ended.RESTART)
 
 

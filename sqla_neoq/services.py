@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sqla_neoq.listener import Listener
     from sqla_neoq.maintenance import Housekeeper, Lease
     from sqla_neoq.pool import WorkPool
+    from sqla_neoq.processes import Children
     from sqla_neoq.timekeeper import Timekeeper
 
 log = logging.getLogger("sqla_neoq.runner")
@@ -36,6 +37,7 @@ class Services:
     housekeeper: Housekeeper
     timekeeper: Timekeeper
     listener: Listener | None
+    children: Children | None = None
 
     def start(self) -> None:
         """Start everything; the dispatcher last, for it hands work to the others."""
@@ -68,6 +70,8 @@ class Services:
             clean = written and not cut_short
         self.pool.close()
         self.loop.close()
+        if self.children is not None:
+            self.children.close()
         self.housekeeper.stop(2.0)
         if self.listener is not None:
             self.listener.stop(2.0)

@@ -112,7 +112,12 @@ def describe(runner: Runner) -> str:
         *((name, task.queue, task) for name, task in sorted(runner.tasks.items())),
         *(("(handler)", queue, handler) for queue, handler in sorted(runner.handlers.items())),
     ]
-    settings = {field.name: getattr(runner.config, field.name) for field in fields(runner.config)}
+    # Not those that may hold a password, nor what the command line says to its own children.
+    shown = [
+        (field.name, getattr(runner.config, field.name))
+        for field in fields(runner.config)
+        if field.name != "listen_url" and not field.name.startswith("child_")
+    ]
     return "\n\n".join(
         [
             _table(
@@ -124,7 +129,7 @@ def describe(runner: Runner) -> str:
                 "no tasks",
             ),
             _table(("QUEUE", "AT ONCE"), sorted(runner.queues.items()), "no queues"),
-            _table(("SETTING", "VALUE"), [item for item in settings.items() if item[0] != "listen_url"], "no settings"),
+            _table(("SETTING", "VALUE"), shown, "no settings"),
         ]
     )
 

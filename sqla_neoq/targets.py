@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import operator
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -89,6 +90,49 @@ def load_engine(target: str) -> Engine:
             f"{target} is no SQLAlchemy Engine, nor a function that returns one, but a {type(engine).__name__}"
         )
     return engine
+
+
+def address_of(runnable: Runnable) -> str:
+    """Return the ``module:name`` under which another process finds a task or handler.
+
+    Raises:
+        ConfigurationError: none does: it is in ``__main__``, inside a function, or in a module made by hand.
+    """
+    own = getattr(runnable.function, "__module__", None)
+    for name in [own, *sys.modules]:
+        module = sys.modules.get(name or "")
+        # A module without a spec was not imported, and cannot be: __main__, or one that was made by hand.
+        if module is None or name == "__main__" or getattr(module, "__spec__", None) is None:
+            continue
+        if name == own and _is_at(module, runnable.function.__qualname__, runnable):
+            return f"{name}:{runnable.function.__qualname__}"
+        for attribute, value in list(vars(module).items()):
+            if _is_same(value, runnable):
+                return f"{name}:{attribute}"
+    raise ConfigurationError(
+        f"{runnable!r} has executor='process', and a child process cannot import it: {_where(runnable)} is not at the "
+        "top of a module that can be imported; move it to one, or leave executor= out"
+    )
+
+
+def _is_at(module: ModuleType, path: str, runnable: Runnable) -> bool:
+    try:
+        return _is_same(operator.attrgetter(path)(module), runnable)
+    except AttributeError:
+        return False
+
+
+def _is_same(value: object, runnable: Runnable) -> bool:
+    # By type first, as in discover(). A copy that using() made is the same task to a job.
+    return issubclass(type(value), Task | Handler) and (
+        value is runnable
+        or (
+            type(value) is type(runnable)
+            and getattr(value, "function", None) is runnable.function
+            and getattr(value, "name", None) == runnable.name
+            and getattr(value, "executor", None) == runnable.executor
+        )
+    )
 
 
 def sort_out(tasks: Any) -> tuple[dict[str, Task[..., Any]], dict[str, Handler]]:

@@ -6,7 +6,20 @@ import functools
 import inspect
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    overload,
+)
 
 from sqla_neoq.arguments import Signature
 from sqla_neoq.errors import NeoqWarning
@@ -28,6 +41,9 @@ R = TypeVar("R")
 DEFAULT_TIMEOUT: Final = timedelta(seconds=30)
 DEFAULT_QUEUE: Final = "default"
 
+Executor: TypeAlias = Literal["thread", "process"]
+"""Where attempts run: in the runner (a thread, or the event loop), or in a child process, which can be killed."""
+
 
 class Definition(Protocol):
     """What the runner needs to know of a task or a handler."""
@@ -36,7 +52,8 @@ class Definition(Protocol):
     queue: str
     timeout: float | None
     backoff: Backoff
-    is_async: bool
+    on_loop: bool
+    in_process: bool
 
     def run(self, job: JobContext) -> Any:
         """Call the function for this job; for an ``async def``, return its coroutine."""
@@ -59,6 +76,7 @@ class _Policy:
         max_retries: int | None,
         timeout: timedelta | None,
         backoff: Backoff | None,
+        executor: Executor,
     ) -> None:
         if not callable(function):
             raise TypeError(f"{function!r}: a task is made of a function")
@@ -77,6 +95,9 @@ class _Policy:
         self.timeout = None if timeout is None else timeout.total_seconds()
         self.backoff = DEFAULT_BACKOFF if backoff is None else backoff
         self.is_async = inspect.iscoroutinefunction(function)
+        self.executor = _checked_executor(executor)
+        self.in_process = executor == "process"
+        self.on_loop = self.is_async and not self.in_process
         self.function: Callable[..., Any] = function
 
     def retries_of(self, max_retries: int | None) -> int:
@@ -99,8 +120,17 @@ class Task(_Policy, Generic[P, R]):
         max_retries: int | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
         backoff: Backoff | None = None,
+        executor: Executor = "thread",
     ) -> None:
-        super().__init__(function, name=name, queue=queue, max_retries=max_retries, timeout=timeout, backoff=backoff)
+        super().__init__(
+            function,
+            name=name,
+            queue=queue,
+            max_retries=max_retries,
+            timeout=timeout,
+            backoff=backoff,
+            executor=executor,
+        )
         self.priority = checked_priority(priority)
         self.signature = Signature.of(function, name=name)
         self.options: Options = {}
@@ -178,6 +208,7 @@ class Handler(_Policy):
         max_retries: int | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
         backoff: Backoff | None = None,
+        executor: Executor = "thread",
     ) -> None:
         super().__init__(
             function,
@@ -186,6 +217,7 @@ class Handler(_Policy):
             max_retries=max_retries,
             timeout=timeout,
             backoff=backoff,
+            executor=executor,
         )
         self.concurrency = checked_concurrency(concurrency)
 
@@ -212,6 +244,7 @@ def task(
     max_retries: int | None = None,
     timeout: timedelta | None = DEFAULT_TIMEOUT,
     backoff: Backoff | None = None,
+    executor: Executor = "thread",
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(
     function: Callable[P, R] | None = None,
@@ -223,6 +256,7 @@ def task(
     max_retries: int | None = None,
     timeout: timedelta | None = DEFAULT_TIMEOUT,
     backoff: Backoff | None = None,
+    executor: Executor = "thread",
 ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
     """Make a function a task: ``@task`` or ``@task(queue="emails", max_retries=5)``.
 
@@ -234,6 +268,8 @@ def task(
         max_retries: how often a failed job is tried again; None means 23.
         timeout: how long one attempt may take; None for ever.
         backoff: from the number of retries so far to the delay before the next; None means Sidekiq's curve.
+        executor: ``"process"`` runs each attempt in a child process, which is killed when its time is up; for code
+            that hangs, crashes or cannot be stopped otherwise.
 
     Raises:
         TypeError: a function that cannot be a task, or an option of the wrong type.
@@ -249,6 +285,7 @@ def task(
             max_retries=max_retries,
             timeout=timeout,
             backoff=backoff,
+            executor=executor,
         )
 
     return decorate if function is None else decorate(function, stacklevel=4)
@@ -262,6 +299,7 @@ def handler(
     max_retries: int | None = None,
     timeout: timedelta | None = DEFAULT_TIMEOUT,
     backoff: Backoff | None = None,
+    executor: Executor = "thread",
 ) -> Callable[[Callable[[JobContext], Any]], Handler]:
     """Make a function the handler of a queue; it gets each job as a :class:`JobContext`.
 
@@ -271,6 +309,8 @@ def handler(
         max_retries: how often a failed job is tried again; None means 23. A job's own number goes first.
         timeout: how long one attempt may take; None for ever.
         backoff: from the number of retries so far to the delay before the next; None means Sidekiq's curve.
+        executor: ``"process"`` runs each attempt in a child process, which is killed when its time is up; for code
+            that hangs, crashes or cannot be stopped otherwise.
 
     Raises:
         TypeError: an option of the wrong type.
@@ -288,6 +328,7 @@ def handler(
             max_retries=max_retries,
             timeout=timeout,
             backoff=backoff,
+            executor=executor,
         )
 
     return decorate
@@ -302,6 +343,13 @@ def checked_concurrency(concurrency: object, name: str = "concurrency") -> int |
     if concurrency < 1:
         raise ValueError(f"{name}={concurrency!r}: expected at least 1; with 0 nothing would ever run")
     return concurrency
+
+
+def _checked_executor(executor: object) -> Executor:
+    if executor in get_args(Executor):
+        return cast("Executor", executor)
+    wrong = ValueError if isinstance(executor, str) else TypeError
+    raise wrong(f"executor={executor!r}: expected 'thread' or 'process'")
 
 
 def _name_of(function: Callable[..., Any], stacklevel: int) -> str:

@@ -38,6 +38,7 @@ class Timekeeper(Service):
         cuttable: the connections.
         stuck_limit: how many given-up runs may still hold their threads.
         on_stuck: called, once, when there are that many.
+        chores: called with each look, with the ``monotonic()`` time; they wait for nothing.
     """
 
     name = "timekeeper"
@@ -50,11 +51,13 @@ class Timekeeper(Service):
         *,
         stuck_limit: int,
         on_stuck: Callable[[], None],
+        chores: Iterable[Callable[[float], object]] = (),
     ) -> None:
         super().__init__()
         self._pool = pool
         self._cuttable = list(cuttable)
         self._stuck_limit = stuck_limit
+        self._chores = list(chores)
         self._on_stuck: Callable[[], None] | None = on_stuck
         self._stuck_since: float | None = None
         # A run that starts after a look expires no sooner than the shortest timeout later: no look comes too late.
@@ -69,6 +72,8 @@ class Timekeeper(Service):
                 if cuttable.cut_if_late(now):
                     log.error("a connection was cut: the database did not answer in time")
             self._look_for_stuck(now)
+            for chore in self._chores:
+                chore(now)
             self.stopping.wait(max(0.001, min(self._longest_sleep, soonest - now)))
 
     def _look_for_stuck(self, now: float) -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from sqla_neoq import NeoqError, RunnerConfig
+from sqla_neoq import NeoqError, RunnerConfig, memory
 from sqla_neoq.errors import ConfigurationError
 
 SECOND = timedelta(seconds=1)
@@ -58,6 +58,29 @@ def test_a_count_is_a_whole_number_in_its_range(name, values):
             ConfigurationError, match=f"^{re.escape(f'{name}={value!r}')}: expected a whole number from 1"
         ):
             RunnerConfig(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, 512, 16 * 2**20 - 1, 2**63, True, 1e9, "512M"])
+def test_a_memory_limit_is_a_number_of_bytes_that_a_process_can_keep(value):
+    with pytest.raises(ConfigurationError, match=f"^max_memory={re.escape(repr(value))}: expected a whole number"):
+        RunnerConfig(max_memory=value)
+
+
+def test_a_memory_limit_needs_a_system_that_measures(monkeypatch):
+    assert RunnerConfig(max_memory=2**30).max_memory == 2**30
+    monkeypatch.setattr(memory, "resident", lambda: None)
+    with pytest.raises(ConfigurationError, match="no /proc to measure memory by"):
+        RunnerConfig(max_memory=2**30)
+
+
+@pytest.mark.parametrize("value", ["info", ("info",), ("info", "text", None, 1), ["info", "text", None], ("x", 5, "")])
+def test_the_logs_of_children_are_level_format_and_file(value):
+    with pytest.raises(ConfigurationError, match=r"^child_logs=.*expected a tuple of level, format and file"):
+        RunnerConfig(child_logs=value)
+
+
+def test_the_database_of_children_may_hold_a_password_and_is_not_shown():
+    assert "secret" not in repr(RunnerConfig(child_database="postgresql://me:secret@host/x"))
 
 
 @pytest.mark.parametrize(

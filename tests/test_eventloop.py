@@ -21,7 +21,7 @@ def loop():
 
 def run_of(definition, **row):
     job = claimed(**row)
-    return SimpleNamespace(job=job, definition=definition, context=JobContext(job, None), stop_async=None)
+    return SimpleNamespace(job=job, definition=definition, context=JobContext(job, None), interrupt=None)
 
 
 class Ended:
@@ -119,7 +119,7 @@ def test_a_run_can_be_stopped_from_another_thread(loop):
     run, ended = start(loop, wait)
     assert started.wait(10)
     run.context.ask_to_stop(StopReason.CANCELLED)
-    run.stop_async()
+    run.interrupt()
     assert ended.done.wait(10)
     assert ended.outcomes == [(1, Verb.CANCEL)]
 
@@ -129,9 +129,9 @@ def test_stopping_a_run_that_has_ended_does_nothing(loop):
 
     run, ended = start(loop, work)
     assert ended.done.wait(10)
-    run.stop_async()
+    run.interrupt()
     loop.close()
-    run.stop_async()
+    run.interrupt()
     assert ended.outcomes == [(1, Verb.COMPLETE)]
 
 

@@ -38,6 +38,35 @@ def test_a_duration_beyond_all_bounds_is_refused():
         options.duration("99999999999999d")
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512M", 512 * 2**20),
+        ("1.5G", 1536 * 2**20),
+        (" 2g ", 2 * 2**30),
+        ("64MiB", 64 * 2**20),
+        ("64MB", 64 * 2**20),
+        ("65536K", 64 * 2**20),
+        ("16777216", 16 * 2**20),
+        ("1T", 2**40),
+    ],
+)
+def test_sizes_have_a_unit_of_1024_each(text, size):
+    assert options.size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "much", "-1G", "1,5G", "1e9", "5 apples", "5IB", "٣G"])
+def test_what_is_no_size_is_named_with_examples(text):
+    with pytest.raises(ValueError, match=f"^{re.escape(repr(text))} is not a size; write one like 512M or 1.5G"):
+        options.size(text)
+
+
+@pytest.mark.parametrize("text", ["512", "0", "15M"])
+def test_a_size_that_no_worker_keeps_below_is_taken_for_a_forgotten_unit(text):
+    with pytest.raises(ValueError, match=r"bytes, less than any worker takes; write a size like 512M"):
+        options.size(text)
+
+
 def test_none_is_a_duration_only_where_it_means_something():
     assert options.duration_or_none("None") is None
     assert options.duration_or_none("0") == timedelta(0)

@@ -173,6 +173,8 @@ def test_a_static_method_can_be_a_task():
         ({"timeout": timedelta(0)}, ValueError, "timeout=.*: expected a positive time, or None for none"),
         ({"timeout": -timedelta(1)}, ValueError, "timeout=.*: expected a positive time"),
         ({"backoff": 5}, TypeError, "backoff=5: expected a function from the number of retries to a timedelta"),
+        ({"executor": "fork"}, ValueError, "executor='fork': expected 'thread' or 'process'"),
+        ({"executor": None}, TypeError, "executor=None: expected 'thread' or 'process'"),
         ({"colour": "red"}, TypeError, "colour"),
     ],
     ids=str,
@@ -467,9 +469,10 @@ def test_a_handler_needs_the_name_of_its_queue():
         (lambda: handler("q", timeout=5)(context), TypeError, "timeout=5: expected a timedelta or None"),
         (lambda: handler("q", max_retries=-1)(context), ValueError, "max_retries=-1"),
         (lambda: handler("q", backoff="slow")(context), TypeError, "backoff='slow'"),
+        (lambda: handler("q", executor="fork")(context), ValueError, "executor='fork'"),
         (lambda: handler("q")(5), TypeError, "5: a task is made of a function"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_handler_that_cannot_be_is_refused_where_it_is_made(make, error, sentence):
     with pytest.raises(error, match=f"^{sentence}"):
