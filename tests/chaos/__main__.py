@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _update(paths: Sequence[Path]) -> int:
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    scenarios = [one for document in documents for one in document["scenarios"]]
-    block = report.markdown({"facts": documents[0]["facts"], "scenarios": scenarios})
+    # The last result of each counts.
+    scenarios = {one["name"]: one for document in documents for one in document["scenarios"]}
+    block = report.markdown({"facts": documents[0]["facts"], "scenarios": list(scenarios.values())})
     if not report.update(DOCUMENT, block):
         print(f"{DOCUMENT} has no {report.START} ... {report.END} to replace", file=sys.stderr)
         return 2

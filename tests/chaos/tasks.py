@@ -17,6 +17,8 @@ from sqla_neoq import constant, current_job, task
 
 # Retries come soon and never end: a scenario waits for all of its jobs, and attempts are what faults use up.
 AGAIN = constant(timedelta(milliseconds=200))
+# A frozen process comes to after half a minute, and its runs shall then end as if nothing had been.
+LONG = timedelta(minutes=5)
 _ledgers: dict[int, Ledger] = {}
 
 
@@ -34,7 +36,7 @@ def _effect(key: int) -> None:
     )
 
 
-@task(name="chaos:effect", queue="effects", max_retries=100_000, backoff=AGAIN)
+@task(name="chaos:effect", queue="effects", max_retries=100_000, backoff=AGAIN, timeout=LONG)
 def effect(key: int, seconds: float = 0.0) -> None:
     """Write one row, exactly once."""
     _note("start", key)
@@ -43,7 +45,7 @@ def effect(key: int, seconds: float = 0.0) -> None:
     _note("end", key)
 
 
-@task(name="chaos:plain", queue="plain", max_retries=100_000, backoff=AGAIN)
+@task(name="chaos:plain", queue="plain", max_retries=100_000, backoff=AGAIN, timeout=LONG)
 def plain(key: int, seconds: float = 0.0) -> None:
     """Do nothing in the database."""
     _note("start", key)
