@@ -32,7 +32,16 @@ class RunTransaction:
     everything is rolled back.
     """
 
-    __slots__ = ("_cancelled", "_delete", "_driver_connection", "_lock", "_make_session", "_options", "_session")
+    __slots__ = (
+        "_cancelled",
+        "_cancelling",
+        "_delete",
+        "_driver_connection",
+        "_lock",
+        "_make_session",
+        "_options",
+        "_session",
+    )
 
     def __init__(
         self, make_session: Callable[[], Session] | None, options: dict[str, Any], *, delete: bool = False
@@ -44,6 +53,7 @@ class RunTransaction:
         self._driver_connection: Any = None
         self._lock: threading.Lock | None = None
         self._cancelled = False
+        self._cancelling = False
 
     @property
     def used(self) -> bool:
@@ -127,21 +137,26 @@ class RunTransaction:
                 log.warning("a job's session could not be rolled back", exc_info=True)
 
     def cancel(self) -> None:
-        """Cancel the statement that the session's connection is running, from any thread.
+        """Have the statement cancelled that the session's connection is running; from any thread, which does not wait.
 
         If the session is not open yet, it will not be opened any more.
         """
         self._cancelled = True
-        lock = self._lock
-        if lock is None:
-            return
-        with lock:
-            if self._driver_connection is None:
-                return
-            try:
-                cancel_statement(self._driver_connection)
-            except Exception:
-                log.warning("the statement of a timed-out job could not be cancelled", exc_info=True)
+        if self._lock is not None and self._driver_connection is not None and not self._cancelling:
+            self._cancelling = True
+            # To ask the server takes a connection, and 5 s when it does not answer. Whoever cancels has other runs to
+            # look after, which may be late as well.
+            threading.Thread(target=self._cancel, args=[self._lock], name="neoq-cancel", daemon=True).start()
+
+    def _cancel(self, lock: threading.Lock) -> None:
+        try:
+            with lock:
+                if self._driver_connection is not None:
+                    cancel_statement(self._driver_connection)
+        except Exception:
+            log.warning("the statement of a timed-out job could not be cancelled", exc_info=True)
+        finally:
+            self._cancelling = False
 
     def _close(self) -> None:
         session, lock = self._session, self._lock

@@ -10,6 +10,7 @@ from support.running import Database, claimant, in_thread
 from support.waiting import eventually
 
 from sqla_neoq import enqueue
+from sqla_neoq import transaction as module
 from sqla_neoq.claim import Want, claim, settle
 from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.models import Job
@@ -289,6 +290,29 @@ def test_a_running_statement_is_cancelled_from_another_thread(engine, transactio
     transaction.cancel()
     thread.join(10)
     assert [type(error) for error in errors] == [psycopg.errors.QueryCanceled]
+
+
+def test_whoever_cancels_does_not_wait_for_a_server_that_does_not_answer(engine, transaction, monkeypatch):
+    asked, answer = [], threading.Event()
+
+    def ask(connection):
+        asked.append(threading.current_thread())
+        answer.wait(30)
+
+    monkeypatch.setattr(module, "cancel_statement", ask)
+    transaction.session.execute(text("SELECT 1"))
+    try:
+        transaction.cancel()
+        transaction.cancel()  # as the timekeeper does with each look
+        eventually(lambda: asked)
+        transaction.cancel()
+        assert len(asked) == 1
+        assert asked != [threading.current_thread()]
+    finally:
+        answer.set()
+    eventually(lambda: not transaction._cancelling)
+    transaction.cancel()
+    eventually(lambda: len(asked) == 2)
 
 
 def test_a_connection_that_was_cancelled_is_not_given_to_the_next_job(engine, database, transaction):
