@@ -9,7 +9,8 @@ from chaos.world import World, patiently
 @SCENARIOS.add(
     "poison",
     promise="a job that kills its workers ends dead after three; innocents beside it complete",
-    faults="three jobs that end their process (os._exit, SIGSEGV, all memory), each among 40 innocents, two runners",
+    faults="jobs that end their process (os._exit, SIGSEGV, all memory), each among 40 innocents; three at once among "
+    "6,000; two runners",
     limit=60.0,
     ends={"chaos:poison": {"dead:crashed"}},
     quiet_within=120.0,
@@ -26,6 +27,15 @@ def poison(world: World) -> None:
         world.await_status(bad, "dead:crashed", within=100)
         world.recovered(time.monotonic() - began)
         world.await_status(innocents, "processed", within=60)
+    # All three at once, among so many small ones that runners hold hundreds ready: those die with them unstarted.
+    began = time.monotonic()
+    innocents = world.enqueue("chaos:plain", 3000)
+    bad = [key for way in ("exit", "segv", "exit") for key in world.enqueue("chaos:poison", way=way)]
+    innocents += world.enqueue("chaos:plain", 3000)
+    for _ in bad:
+        world.injure()
+    world.await_status(bad, "dead:crashed", within=100)
+    world.recovered(time.monotonic() - began)
     world.notes["crashes of innocents"] = dict(
         world.server.rows("SELECT crashes::text, count(*) FROM neoq_jobs GROUP BY 1 ORDER BY 1")
     )

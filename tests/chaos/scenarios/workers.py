@@ -30,7 +30,7 @@ def kill_once(world: World) -> None:
 )
 def kill_again_and_again(world: World) -> None:
     runners = [world.runner() for _ in range(3)]
-    world.produce(rate=150, seconds=0.1)
+    world.produce(rate=70, seconds=0.1)  # less than one runner can do: nothing waits behind a backlog
     world.await_starts(60)
     until = time.monotonic() + world.seconds
     while time.monotonic() < until:
