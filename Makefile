@@ -6,7 +6,7 @@ IN_VENV := $(VENV)/bin/python -m
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-kills test test-matrix lint format bench bench-smoke chaos chaos-smoke soak clean
+.PHONY: help venv demo demo-kills test test-matrix lint format bench bench-smoke chaos chaos-smoke soak model clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ chaos-smoke: $(VENV)/.develop  ## the short scenarios of it, in a minute
 
 soak: $(VENV)/.develop  ## a million jobs with a fault every few seconds: a balanced ledger, and flat memory
 	@cd tests && ../$(IN_VENV) chaos --soak 1000000 $(CHAOS_ARGS)
+
+model:  ## check the models in docs/design/model in every state, a minute or two; needs spin and cc
+	@$(PYTHON) docs/design/model/check.py
 
 clean:  ## remove .venv, the demo's data and all caches
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -11,7 +11,7 @@
 #define TOKENS 8
 
 mtype = { absent, waiting, running, processed, dead };           /* the job */
-mtype = { idle, looked, locked, holds, recovering };             /* a dispatcher */
+mtype = { idle, looked, locked, holds };                         /* a dispatcher */
 
 /* The row of the job, and who has it locked. */
 mtype job = absent;
@@ -30,7 +30,12 @@ byte me[RUNNERS];        /* its worker id; 0: not registered */
 mtype phase[RUNNERS] = idle;
 byte token[RUNNERS];     /* of the claim it holds */
 byte claiming_as[RUNNERS];
+#ifdef LOOK_FOR_STRAYS_ONCE
 bool doubtful[RUNNERS];  /* the answer to a claim was lost */
+#define in_doubt(i) doubtful[i]
+#else
+#define in_doubt(i) false
+#endif
 
 /* A claim that still runs in the server after its client has given it up; 0: none. */
 byte orphaned_claim;
@@ -40,11 +45,11 @@ byte kills = KILLS, silences = SILENCES, answers = ANSWERS, failures = FAILURES;
 
 /* For the assertions alone. */
 bool taken_away[TOKENS]; /* somebody else ended this claim */
-bool started;
 
 #define alone(w) (me[0] != w && me[1] != w)   /* no process goes by that name any more */
 #define condemned(i, w) (me[i] != 0 && me[i] != w && registered[w] && !row_locked[w] \
 	&& (silent[w] == 2 || (silent[w] == 1 && !liveness_lock[w])))
+#define is_stray(i) (me[i] != 0 && job == running && job_worker == me[i] && job_token != token[i])
 #define is_orphan (job == running && !registered[job_worker])
 
 inline register_worker(i) {
@@ -66,6 +71,14 @@ inline commit_claim(worker) {
 	job_locked = false
 }
 
+inline now_in_doubt(i) {
+#ifdef LOOK_FOR_STRAYS_ONCE
+	doubtful[i] = true
+#else
+	skip
+#endif
+}
+
 inline back_to_waiting() {
 	job = waiting; job_token = 0
 }
@@ -73,7 +86,7 @@ inline back_to_waiting() {
 /* statements/claiming.py, statements/outcomes.py, dispatcher.py */
 proctype Dispatcher(byte i) {
 end:	do
-	:: atomic { phase[i] == idle && !doubtful[i] && me[i] != 0 && registered[me[i]] && job == waiting ->
+	:: atomic { phase[i] == idle && !in_doubt(i) && me[i] != 0 && registered[me[i]] && job == waiting ->
 		claiming_as[i] = me[i]; phase[i] = looked }
 
 	:: atomic { phase[i] == looked ->  /* FOR UPDATE SKIP LOCKED, and the row anew */
@@ -87,27 +100,24 @@ end:	do
 		fi }
 
 	:: atomic { phase[i] == locked ->
-		commit_claim(claiming_as[i]); started = true;
+		commit_claim(claiming_as[i]);
 		token[i] = job_token; phase[i] = holds }
 	:: atomic { phase[i] == locked && answers > 0 ->  /* committed, and the answer is lost */
-		answers--; commit_claim(claiming_as[i]);
-		doubtful[i] = true; phase[i] = idle }
+		answers--; commit_claim(claiming_as[i]); now_in_doubt(i); phase[i] = idle }
 	:: atomic { phase[i] == locked && answers > 0 && orphaned_claim == 0 ->  /* given up, and the server goes on with it */
-		answers--; orphaned_claim = claiming_as[i];
-		doubtful[i] = true; phase[i] = idle }
+		answers--; orphaned_claim = claiming_as[i]; now_in_doubt(i); phase[i] = idle }
 
-	/* put_back_strays(): an UPDATE, which sees what is committed. A claim that is not, it neither sees nor waits for. */
-	:: atomic { phase[i] == idle && doubtful[i] && me[i] != 0 ->
+	/* put_back_strays(), again and again: it sees what is committed, and neither sees nor waits for a claim that is not. */
+#ifdef LOOK_FOR_STRAYS_ONCE
+	:: atomic { phase[i] == idle && doubtful[i] && me[i] != 0 -> doubtful[i] = false;
 		if
 		:: job == running && job_worker == me[i] -> taken_away[job_token] = true; back_to_waiting()
 		:: else
-		fi;
-#ifdef LOOK_FOR_STRAYS_ONCE
-		doubtful[i] = false
+		fi }
 #else
-		doubtful[i] = (orphaned_claim != 0)
+	:: atomic { (phase[i] == idle || phase[i] == holds) && is_stray(i) ->
+		taken_away[job_token] = true; back_to_waiting() }
 #endif
-		}
 
 	/* The run ends, some time: it has succeeded, or fails and is tried again. */
 	:: atomic { phase[i] == holds ->
@@ -224,7 +234,7 @@ end:	do
 		:: phase[1] != locked
 		fi;
 		liveness_lock[me[1]] = false;
-		me[1] = 0; phase[1] = idle; token[1] = 0; claiming_as[1] = 0; doubtful[1] = false }
+		me[1] = 0; phase[1] = idle; token[1] = 0; claiming_as[1] = 0 }
 	od
 }
 
