@@ -289,11 +289,14 @@ class Children:
         if too_large:
             log.info("a child process holds %s after its job and is replaced", megabytes(child.memory))
         with self._lock:
-            if self._closed or too_large:
+            closed = self._closed
+            if too_large and not closed:
                 self._let_go(child)
-            else:
+            elif not closed:
                 child.idle_since = monotonic()
                 self._idle.append(child)
+        if closed:  # nobody will tidy up any more
+            child.end()
 
     def _let_go(self, child: _Child) -> None:
         child.hang_up()

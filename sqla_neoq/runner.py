@@ -27,7 +27,7 @@ from sqla_neoq.eventloop import EventLoop
 from sqla_neoq.link import Link
 from sqla_neoq.listener import Listener
 from sqla_neoq.maintenance import DEAD_AFTER, Housekeeper, Lease, LeaseEvents
-from sqla_neoq.memory import MemoryLimit, megabytes
+from sqla_neoq.memory import MemoryLimit, megabytes, resident
 from sqla_neoq.newjob import checked_queue
 from sqla_neoq.payloads import encode
 from sqla_neoq.pool import WorkPool
@@ -215,6 +215,7 @@ class Runner:
                 self._services = self._compose()
             except (SQLAlchemyError, OSError) as error:
                 raise DatabaseUnavailable(f"the runner cannot register: {error}") from error
+        self._warn_of_a_small_limit()
         log.info(
             "runner started",
             extra={"neoq": {"event": "started", "queues": dict(self.queues), "concurrency": self.config.concurrency}},
@@ -505,6 +506,15 @@ class Runner:
             self._memory.job_ended()
         if self.config.max_jobs is not None and self.counts.total >= self.config.max_jobs:
             self.request_stop(Ended.RESTART)
+
+    def _warn_of_a_small_limit(self) -> None:
+        limit, held = self.config.max_memory, resident()
+        if limit is not None and held is not None and held > limit:
+            log.warning(
+                "max_memory is %s, and the process holds %s before its first job: every job will end it for a restart",
+                megabytes(limit),
+                megabytes(held),
+            )
 
     def _watch_memory(self, now: float) -> None:
         if self._memory is None or self._stop_requested.is_set():

@@ -478,6 +478,18 @@ def test_a_worker_that_outgrows_its_memory_starts_anew(put, worker, database):
     assert "after 1 jobs" in process.stderr
 
 
+def test_a_limit_that_is_reached_before_the_first_job_is_warned_of(start, caplog):
+    start(max_memory=16 * 2**20)
+    assert "max_memory is 16 MB, and the process holds" in caplog.text
+
+
+def test_processed_jobs_may_be_deleted_at_once_also_by_a_child(put, drain, database):
+    id_ = put(write)
+    assert drain(retention=timedelta(0)).processed == 1
+    assert effects(database) == [id_]
+    assert database.statuses() == {}
+
+
 def test_a_child_that_outgrows_its_memory_is_replaced(put, start, tmp_path):
     runner = start(concurrency=1, max_memory=10 * 2**30)
     runner._services.children._max_memory = 2**20  # the runner itself keeps its limit
