@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -281,16 +280,17 @@ def test_a_child_that_is_idle_for_long_is_closed(put, start, tmp_path, monkeypat
     eventually(lambda: pid not in children(os.getpid()))  # reaped, too
 
 
-def test_signals_to_the_group_are_the_runners_to_obey(put, start, tmp_path, database):
-    id_ = put(wait, str(tmp_path / "pids"))
+def test_signals_to_the_group_are_the_runners_to_obey(put, start, tmp_path, database, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    id_ = put(wait, str(tmp_path / "pids"), "gate")
     runner = start()
-    child, _ = pids(tmp_path / "pids")
+    child, helper = pids(tmp_path / "pids")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(child, number)
-    time.sleep(0.2)
-    assert alive(child)
-    assert database.statuses() == {id_: "running"}
-    runner.stop(timedelta(0))
+    (tmp_path / "gate").touch()
+    eventually(lambda: runner.counts.total == 1)
+    assert database.statuses() == {id_: "processed"}
+    os.kill(helper, signal.SIGKILL)
 
 
 # job.session ----------------------------------------------------------------------------------------------------------

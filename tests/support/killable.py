@@ -90,6 +90,9 @@ def _hang(how: str) -> None:
     match how:
         case "sleep":
             time.sleep(600)
+        case "gate":
+            while not Path("gate").exists():
+                time.sleep(0.01)
         case "read":
             ours, _theirs = socket.socketpair()
             ours.recv(1)
