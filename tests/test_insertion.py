@@ -13,7 +13,7 @@ import flask_sqlalchemy
 import pytest
 import sqlmodel
 import sqlmodel.ext.asyncio.session
-from sqlalchemy import Engine, MetaData, String, create_engine, event, select, text
+from sqlalchemy import Delete, Engine, Insert, MetaData, String, Update, create_engine, event, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
@@ -250,6 +250,24 @@ def test_only_the_caller_s_own_connection_is_used(engine):
         enqueue_many(session, [NewJob.of("q", {})])
         session.commit()
     assert opened == [engine]
+
+
+def test_a_session_that_reads_from_replicas_enqueues_where_it_writes(engine):
+    replica = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nowhere")
+
+    class RoutingSession(Session):
+        """As SQLAlchemy's documentation has it."""
+
+        def get_bind(self, mapper=None, *, clause=None, **rest):
+            return engine if self._flushing or isinstance(clause, Insert | Update | Delete) else replica
+
+    with RoutingSession() as session:
+        session.add(Order(id=1, title="written"))
+        session.flush()
+        enqueue(session, "q", unique=True)
+        assert not enqueue(session, "q", unique=True).created
+        session.commit()
+    assert len(stored(engine)) == 1
 
 
 @pytest.mark.parametrize("autoflush", [True, False])

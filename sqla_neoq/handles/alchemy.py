@@ -6,9 +6,9 @@ Statements go to ``session.connection()``, because ``session.execute()`` would f
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert
 
 from sqla_neoq.handles.contract import AsyncJoined, Configured, Joined, Settings
 from sqla_neoq.models import Job
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# For sessions that choose among several engines: by the class, as SQLAlchemy's own binds do, or by what is done, like
+# those that read from replicas.
+_CHOICE: Final[dict[str, Any]] = {"mapper": Job.__mapper__, "clause": insert(Job)}
+
 
 class SqlalchemyHandle(Joined):
     """A Session, scoped_session or Connection. The engine's execution options are its settings."""
@@ -30,7 +34,7 @@ class SqlalchemyHandle(Joined):
         if isinstance(handle, Connection):
             options: Any = handle.get_execution_options()
         else:
-            options = handle.get_bind(mapper=Job.__mapper__).get_execution_options()
+            options = handle.get_bind(**_CHOICE).get_execution_options()
         settings = Settings(options.get("neoq_schema"), options.get("neoq_max_payload", Settings().max_payload))
         super().__init__(settings if configured is None else configured.over(settings))
 
@@ -80,8 +84,7 @@ def connection_of(handle: Session | scoped_session[Any] | Connection) -> Connect
     """Return the connection of the handle's open transaction, beginning one as the session would."""
     if isinstance(handle, Connection):
         return handle
-    # The mapper, for sessions that choose among several engines by class.
-    return handle.connection(bind_arguments={"mapper": Job.__mapper__})
+    return handle.connection(bind_arguments={**_CHOICE})
 
 
 def execution_options(connection: Connection) -> dict[str, Any]:

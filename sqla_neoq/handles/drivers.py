@@ -84,7 +84,12 @@ class Psycopg2Handle(Joined):
     def in_transaction(self) -> bool:
         """Whether a transaction is open, or will be with the next statement."""
         connection = self._lend()
-        return not connection.autocommit or connection.get_transaction_status() != _IDLE
+        if connection.autocommit and connection.get_transaction_status() == _IDLE:
+            # `with connection:` opens a transaction also in autocommit, but says so only from the first statement on.
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+            return bool(connection.get_transaction_status() != _IDLE)
+        return True
 
     def rows(self, query: Query) -> Rows:
         """Run one query on a plain cursor, whatever the connection's own kind."""

@@ -56,6 +56,23 @@ class PeeweeHandle(Joined):
             cursor.close()
 
 
+class AsyncPeeweeHandle(AsyncJoined):
+    """An AsyncPostgresqlDatabase of Peewee."""
+
+    def __init__(self, database: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        self._database = database
+
+    def in_transaction(self) -> bool:
+        """Whether this is inside ``atomic()``."""
+        return bool(self._database.in_transaction())
+
+    async def rows(self, query: Query) -> Rows:
+        """Run one query."""
+        cursor = await self._database.aexecute_sql(*render(query, "format", self.settings.schema))
+        return _by_position(cursor.fetchall())
+
+
 class TortoiseHandle(AsyncJoined):
     """What ``async with in_transaction() as connection`` of Tortoise gives, on asyncpg or psycopg."""
 

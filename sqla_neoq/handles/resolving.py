@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from sqla_neoq.handles.alchemy import AsyncSqlalchemyHandle, SqlalchemyHandle
 from sqla_neoq.handles.contract import AsyncJoined, Configured, Joined, Settings
 from sqla_neoq.handles.drivers import AsyncpgHandle, AsyncPsycopgHandle, Psycopg2Handle, PsycopgHandle
-from sqla_neoq.handles.frameworks import DjangoHandle, PeeweeHandle, TortoiseHandle
+from sqla_neoq.handles.frameworks import AsyncPeeweeHandle, DjangoHandle, PeeweeHandle, TortoiseHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,14 @@ class AsyncClient(Protocol):
         ...
 
 
+class AsyncDatabase(Protocol):
+    """An asynchronous database of Peewee."""
+
+    async def aexecute_sql(self, sql: str, params: Any = None) -> Any:
+        """Run a query."""
+        ...
+
+
 class AsyncEngine(Protocol):
     """An engine of Piccolo."""
 
@@ -84,7 +92,7 @@ Handle: TypeAlias = (
 """What can hold the caller's transaction in synchronous code."""
 AsyncHandle: TypeAlias = (
     "AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any] "
-    "| psycopg.AsyncCursor[Any] | AsyncDriver | AsyncClient | AsyncEngine | Configured[Any]"
+    "| psycopg.AsyncCursor[Any] | AsyncDriver | AsyncClient | AsyncDatabase | AsyncEngine | Configured[Any]"
 )
 """What can hold it in asynchronous code."""
 
@@ -104,10 +112,11 @@ def join(handle: Handle | None, *, verb: str = "enqueue", using: str | None = No
     """
     handle, configured = _unwrapped(handle, using)
     kinds = _kinds(handle)
-    for names, adapter in _SYNCHRONOUS:
-        if kinds & names:
-            return adapter(handle, configured)
-    if _is_asynchronous(handle, kinds):
+    if not _is_asynchronous(handle, kinds):
+        for names, adapter in _SYNCHRONOUS:
+            if kinds & names:
+                return adapter(handle, configured)
+    else:
         raise _refused(handle, _EXPECTED, f"; await {verb}_async() instead")
     raise _refused(handle, _EXPECTED, _remedy(kinds, "pass a Session, or a Connection from engine.begin()"))
 
@@ -182,8 +191,7 @@ def _django(handle: Any, configured: Configured[Any] | None) -> Joined:
 
 
 def _peewee(handle: Any, configured: Configured[Any] | None) -> Joined:
-    kinds = _kinds(handle)
-    if ("peewee", "PostgresqlDatabase") not in kinds or ("playhouse", "AsyncDatabaseMixin") in kinds:
+    if ("peewee", "PostgresqlDatabase") not in _kinds(handle):
         raise _refused(handle, _EXPECTED, "; of Peewee's databases only PostgresqlDatabase can be joined")
     return PeeweeHandle(handle, _settings(configured))
 
@@ -242,6 +250,11 @@ _ASYNCHRONOUS: Final[list[tuple[_Kinds, Callable[[Any, Configured[Any] | None], 
         lambda handle, configured: AsyncPsycopgHandle(handle.connection, _settings(configured)),
     ),
     ({("asyncpg", "Connection"), ("asyncpg", "PoolConnectionProxy")}, _asyncpg),
+    # Its asynchronous databases are synchronous ones as well, by descent.
+    (
+        {("playhouse", "AsyncPostgresqlDatabase")},
+        lambda handle, configured: AsyncPeeweeHandle(handle, _settings(configured)),
+    ),
     ({("tortoise", "TransactionWrapper")}, _tortoise),
     ({("piccolo", "PostgresTransaction")}, lambda handle, configured: _asyncpg(handle.connection, configured)),
     ({("piccolo", "PostgresEngine")}, _piccolo),

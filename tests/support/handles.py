@@ -597,6 +597,21 @@ async def peewee_proxy_of_a_pool(url):
 
 
 @kind
+async def async_peewee_database(url):
+    from playhouse.pwasyncio import AsyncPostgresqlDatabase
+
+    database = AsyncPostgresqlDatabase(url.database, **peewee_arguments(url))
+
+    @asynccontextmanager
+    async def transaction():
+        async with database.atomic():
+            yield database
+
+    yield Caller(True, transaction, lambda _: database.atomic(), lambda _, statement: database.aexecute_sql(statement))
+    await database.close_pool()
+
+
+@kind
 async def pony_database(url):
     from pony import orm
 
