@@ -666,6 +666,12 @@ async def async_tortoise_connection(url):
 
 
 @kind
+async def async_tortoise_connection_on_psycopg(url):
+    async for caller in tortoise_caller(url, "psycopg"):
+        yield caller
+
+
+@kind
 async def async_piccolo_transaction(url):
     async for caller in piccolo_caller(url, lambda engine, transaction: transaction):
         yield caller

@@ -4,4 +4,4 @@ from tortoise import Model, fields
 
 
 class Order(Model):
-    id = fields.IntField(primary_key=True)
+    customer = fields.TextField()
