@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqla_neoq import statements
 from sqla_neoq.context import ClaimedJob
+from sqla_neoq.dialects import fetch
 from sqla_neoq.outcomes import Verb
 from sqla_neoq.payloads import encode
 
@@ -29,10 +30,17 @@ class Want(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a claim brought: jobs, best first, or else the seconds until the next one of these queues is due."""
+    """What a claim brought.
+
+    Attributes:
+        jobs: the claimed jobs, best first.
+        next_due: without jobs, the seconds until the next one of these queues is due; None: there is none.
+        lost: the ids of the completed jobs that the fence refused.
+    """
 
     jobs: list[ClaimedJob]
     next_due: float | None
+    lost: frozenset[int]
 
 
 class Claimant(NamedTuple):
@@ -43,21 +51,29 @@ class Claimant(NamedTuple):
     options: dict[str, Any]
 
 
-def claim(connection: Connection, claimant: Claimant, wants: Iterable[Want], total: int) -> Claimed:
-    """Claim up to ``total`` due jobs."""
+def claim(
+    connection: Connection,
+    claimant: Claimant,
+    wants: Iterable[Want],
+    total: int,
+    *,
+    completed: Sequence[Outcome] = (),
+) -> Claimed:
+    """Claim up to ``total`` due jobs, and in the same statement complete others, for which the task did its work."""
     parameters = {**_asking(claimant, wants), "total": total}
-    rows = connection.execute(statements.claim_due(), parameters, execution_options=claimant.options).all()
-    if rows[0][0] is None:
-        return Claimed([], rows[0][_COLUMNS])
-    return Claimed([ClaimedJob(*row[:_COLUMNS]) for row in rows], None)
+    if completed:
+        parameters["outcomes"] = _fences(completed)
+    statement = statements.claim_due(completing=bool(completed))
+    rows = fetch(connection, statement, parameters, claimant.options)
+    *_, next_due, lost = rows[0]
+    jobs = [] if rows[0][0] is None else [ClaimedJob._make(row[:_COLUMNS]) for row in rows]
+    return Claimed(jobs, next_due, frozenset(lost or ()))
 
 
 def claim_suspect(connection: Connection, claimant: Claimant, wants: Iterable[Want]) -> list[ClaimedJob]:
     """Claim one job whose worker died under it before."""
-    rows = connection.execute(
-        statements.claim_suspect(), _asking(claimant, wants), execution_options=claimant.options
-    ).all()
-    return [ClaimedJob(*row[:_COLUMNS]) for row in rows]
+    rows = fetch(connection, statements.claim_suspect(), _asking(claimant, wants), claimant.options)
+    return [ClaimedJob._make(row) for row in rows]
 
 
 def _asking(claimant: Claimant, wants: Iterable[Want]) -> dict[str, Any]:
@@ -113,10 +129,14 @@ def _statement(verb: Verb, *, delete: bool) -> Executable:
             return statements.put_back()
 
 
+def _fences(outcomes: Iterable[Outcome]) -> str:
+    # By hand: nearly all outcomes pass here, and two integers need no encoder.
+    return "[" + ",".join([f'{{"id":{o.job.id},"token":{o.job.token}}}' for o in outcomes]) + "]"
+
+
 def _records(verb: Verb, outcomes: list[Outcome]) -> str:
     if verb in {Verb.COMPLETE, Verb.CANCEL}:
-        # By hand: nearly all outcomes pass here, and two integers need no encoder.
-        return "[" + ",".join([f'{{"id":{o.job.id},"token":{o.job.token}}}' for o in outcomes]) + "]"
+        return _fences(outcomes)
     records = [
         {
             "id": o.job.id,

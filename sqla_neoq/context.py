@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -10,13 +11,15 @@ from sqla_neoq.errors import JobCancelled, JobTimeout, NoCurrentJob
 from sqla_neoq.payloads import decode
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from sqlalchemy.orm import Session
 
 
 class ClaimedJob(NamedTuple):
-    """One row as the claim returned it. The payload is still text: it is parsed by the thread that runs the job."""
+    """One row as the claim returned it.
+
+    The payload is still text, and times are still seconds since 1970: they are read by the thread that runs the job,
+    if it asks for them.
+    """
 
     id: int
     token: int
@@ -27,10 +30,10 @@ class ClaimedJob(NamedTuple):
     retries: int
     max_retries: int | None
     crashes: int
-    run_after: datetime
-    deadline: datetime | None
-    created_at: datetime
-    ran_at: datetime
+    run_after: float
+    deadline: float | None
+    created_at: float
+    ran_at: float
     fingerprint: str | None
 
 
@@ -119,17 +122,18 @@ class JobContext:
     @property
     def run_after(self) -> datetime:
         """When it was due."""
-        return self._claimed.run_after
+        return _moment(self._claimed.run_after)
 
     @property
     def deadline(self) -> datetime | None:
         """When it would no longer have been started."""
-        return self._claimed.deadline
+        deadline = self._claimed.deadline
+        return None if deadline is None else _moment(deadline)
 
     @property
     def created_at(self) -> datetime:
         """When it was enqueued."""
-        return self._claimed.created_at
+        return _moment(self._claimed.created_at)
 
     @property
     def fingerprint(self) -> str | None:
@@ -182,6 +186,14 @@ class JobContext:
         """Ask the run to stop; the first reason given stays. For the runner."""
         if self._stop is None:
             self._stop = reason
+
+
+def _moment(epoch: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(epoch, UTC)
+    except (OverflowError, ValueError):
+        # 'infinity', or a year that only PostgreSQL knows: whatever it is, it is further than Python can count.
+        return datetime.max.replace(tzinfo=UTC) if epoch > 0 else datetime.min.replace(tzinfo=UTC)
 
 
 _UNREAD: Final = object()

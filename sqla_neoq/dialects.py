@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -16,7 +19,9 @@ from sqla_neoq.errors import ConfigurationError
 from sqla_neoq.migrations.quoting import qualifier
 
 if TYPE_CHECKING:
-    from sqlalchemy import PoolProxiedConnection
+    from collections.abc import Mapping
+
+    from sqlalchemy import ClauseElement, PoolProxiedConnection
 
 DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error, OSError)
 """What a call to the database can raise; a service waits and tries again."""
@@ -165,6 +170,33 @@ def engine_of(database: str | URL, *, pool: bool = True, size: int = 5) -> Engin
     return create_engine(url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=connect_args)
 
 
+def fetch(
+    connection: Connection, statement: ClauseElement, parameters: Mapping[str, Any], options: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """Run a statement on the driver's own cursor, and return its rows as tuples.
+
+    The connection is in autocommit, or its transaction was begun: nothing here begins one for SQLAlchemy to commit. For
+    claims, whose rows are read a thousand at a time: SQLAlchemy's rows and the text format take 5 us of the
+    dispatcher's thread for each, this way it is 1.5. Errors are the driver's, not wrapped.
+    """
+    sql, defaults = _compiled(statement, options.get("schema_translate_map", {}).get(None))
+    # Not driver_connection, which a connection that has left its pool no longer knows.
+    driver_connection: Any = connection.connection.dbapi_connection
+    with driver_connection.cursor(binary=True, row_factory=tuple_row) as cursor:
+        rows: list[tuple[Any, ...]] = cursor.execute(sql, {**defaults, **parameters}).fetchall()
+    return rows
+
+
+@lru_cache(maxsize=64)
+def _compiled(statement: ClauseElement, schema: str | None) -> tuple[str, dict[str, Any]]:
+    dialect: Any = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy's own is not annotated
+    if schema is None:
+        compiled = statement.compile(dialect=dialect)
+    else:
+        compiled = statement.compile(dialect=dialect, schema_translate_map={None: schema}, render_schema_translate=True)
+    return str(compiled), dict(compiled.params)
+
+
 def cancel_statement(driver_connection: Any) -> None:
     """Cancel the statement that a connection is running, if it is running one; from another thread."""
     if driver_connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
@@ -174,6 +206,11 @@ def cancel_statement(driver_connection: Any) -> None:
 def is_locked(error: BaseException) -> bool:
     """Whether the error says that somebody else held a lock for too long."""
     return isinstance(getattr(error, "orig", error), psycopg.errors.LockNotAvailable)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the database lacks what the statement names: a table, a column, the right to use it."""
+    return isinstance(getattr(error, "orig", error), psycopg.ProgrammingError)
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -6,7 +6,8 @@ it claimed to the worker threads.
 When the next round comes:
 
 * at once, when a wake-up says that a queue has work and there are free slots;
-* with a backlog, when half of the jobs held ready have been started: the threads never wait, and each round is large;
+* with a backlog, when half of the jobs that may be held ready have been started: the threads never wait, and each
+  round is large;
 * otherwise when an outcome has waited a moment for others, or when polling is due.
 
 A queue that gave less than it was asked for is *dry*, and the runner is *hungry* for it: it asks the listener to hold
@@ -22,11 +23,9 @@ from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy.exc import ProgrammingError
-
 from sqla_neoq import statements
 from sqla_neoq.claim import Claimant, claim, claim_suspect, settle
-from sqla_neoq.dialects import DATABASE_ERRORS, is_locked, is_refusal
+from sqla_neoq.dialects import DATABASE_ERRORS, is_locked, is_missing, is_refusal
 from sqla_neoq.lifecycle import Service
 from sqla_neoq.link import Reconnecting
 from sqla_neoq.outcomes import Outcome, Verb
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from sqla_neoq.link import Link
     from sqla_neoq.listener import Listener
     from sqla_neoq.pool import WorkPool
-    from sqla_neoq.tasks import Definition
 
 log = logging.getLogger("sqla_neoq.runner")
 
@@ -66,7 +64,6 @@ class Dispatcher(Service):
     Args:
         link: the connection that only it uses.
         pool: the worker threads.
-        resolve: finds the task or handler of a claimed job.
         claimant: who claims; replaced when the runner has to register anew.
         config: the runner's settings.
         listener: None polls only.
@@ -79,7 +76,6 @@ class Dispatcher(Service):
         self,
         link: Link,
         pool: WorkPool,
-        resolve: Callable[[ClaimedJob], Definition],
         claimant: Claimant,
         *,
         config: RunnerConfig,
@@ -97,7 +93,6 @@ class Dispatcher(Service):
         self.refusal: BaseException | None = None
         self._link = link
         self._pool = pool
-        self._resolve = resolve
         self._listener = listener
         self._on_settled = on_settled
         self._poll_interval = config.poll_interval.total_seconds()
@@ -209,18 +204,25 @@ class Dispatcher(Service):
         if wants and turn is Turn.OTHERS:
             # Before the claim: a wake-up that comes while it is under way asks for another.
             self._wakes_seen = self.wakes
-        to_write = any(not o.written and o.verb is not Verb.LOST for o in outcomes)
-        use = self._link.transaction if to_write else self._link.use
+        to_write = [o for o in outcomes if not o.written and o.verb is not Verb.LOST]
+        # Nearly always: nothing but completions, which the claim's own statement writes.
+        rides = bool(wants) and turn is Turn.OTHERS and not self._delete
+        rides = rides and all(outcome.verb is Verb.COMPLETE for outcome in to_write)
+        use = self._link.transaction if to_write and not rides else self._link.use
+        lost: set[int] = set()
         try:
             with use() as connection:
-                lost = settle(connection, outcomes, self.claimant.options, delete=self._delete)
+                if not rides:
+                    lost = settle(connection, to_write, self.claimant.options, delete=self._delete)
                 if turn is Turn.SUSPECT:
                     jobs = claim_suspect(connection, self.claimant, wants)
                 elif wants:
-                    jobs, next_due = claim(connection, self.claimant, wants, total)
+                    riding = to_write if rides else ()
+                    jobs, next_due, refused = claim(connection, self.claimant, wants, total, completed=riding)
+                    lost |= refused
         except DATABASE_ERRORS as error:
             if not to_write or not (is_refusal(error) or is_locked(error)):
-                if not isinstance(error, ProgrammingError):
+                if not is_missing(error):
                     self._doubtful.update(outcome.job.id for outcome in outcomes)
                 raise
             # One outcome is to blame, or the row that it is about; nothing of this round was committed.
@@ -230,7 +232,7 @@ class Dispatcher(Service):
         self._unwritten = []
         self._doubtful.clear()
         self._reconnecting.succeeded()
-        self._hand_out(jobs)
+        self._pool.submit(jobs)
         if turn is Turn.SUSPECT:
             self.quarantine.claimed(monotonic(), jobs[0].id if jobs else None)
         if outcomes:
@@ -245,9 +247,6 @@ class Dispatcher(Service):
         delays = [outcome.delay for outcome in outcomes if outcome.delay is not None]
         if delays:
             self._next_poll = min(self._next_poll, monotonic() + min(delays))
-
-    def _hand_out(self, jobs: Iterable[ClaimedJob]) -> None:
-        self._pool.submit([(job, self._resolve(job)) for job in jobs])
 
     def _put_back_strays(self, now: float) -> None:
         """Put back what a claim took whose answer never arrived.
@@ -357,7 +356,7 @@ class Dispatcher(Service):
                 suspects = claim_suspect(connection, self.claimant, wants)
             if suspects:
                 self.quarantine.claimed(monotonic(), suspects[0].id)
-                self._hand_out(suspects)
+                self._pool.submit(suspects)
             else:
                 self.on_drained()
 
@@ -390,7 +389,7 @@ class Dispatcher(Service):
             if (change := self.quarantine.changes_at(now)) is not None:
                 until = min(until, change)
         if self.claiming and self._backlog:
-            low = self._pool.half_ready()
+            low = self._pool.low_water()
             linger = _LINGER_WITH_BACKLOG
         if self._blocked:
             until = min(until, self._next_unblock)
@@ -399,7 +398,7 @@ class Dispatcher(Service):
     def _wait_for_database(self, error: BaseException) -> None:
         delay = self._reconnecting.next_delay()
         # A table or a right that is missing: it may come back, in a deploy, but a drain does not wait for that.
-        refused = isinstance(error, ProgrammingError)
+        refused = is_missing(error)
         if self._reconnecting.failures == 1 or self._reconnecting.failures % 20 == 0:
             what = "the database refuses what the runner asks" if refused else _trouble(error)
             log.warning("%s (%s); trying again in %.1f s", what, _first_line(error), delay)

@@ -19,7 +19,7 @@ def execute(job: ClaimedJob, definition: Definition, context: JobContext, transa
     mark = enter(context)
     try:
         result = definition.run(context)
-        if inspect.iscoroutine(result):
+        if result is not None and inspect.iscoroutine(result):
             result.close()
             raise TypeError(f"{definition.name} returned a coroutine, and none of it has run: use async def")
         if not transaction.used:

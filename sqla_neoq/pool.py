@@ -11,7 +11,8 @@ import logging
 import threading
 from collections import deque
 from contextvars import copy_context
-from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,7 +24,7 @@ from sqla_neoq.executor import execute
 from sqla_neoq.outcomes import Outcome, Verb, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sqla_neoq.eventloop import EventLoop
     from sqla_neoq.processes import Children
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqla_neoq.jobs")
 
 _FAR: Final = float("inf")
+_queue_of: Final = attrgetter("queue")
 
 
 class Run:
@@ -68,14 +70,11 @@ class Ready(NamedTuple):
     """A claimed job that has not started, and the ``monotonic()`` time of its claim."""
 
     job: ClaimedJob
-    definition: Definition
     since: float
 
     def overdue(self, now: float) -> bool:
         """Whether its deadline has passed, by the database's clock: that of the claim, and the time since."""
-        return (
-            self.job.deadline is not None and self.job.ran_at + timedelta(seconds=now - self.since) > self.job.deadline
-        )
+        return self.job.deadline is not None and self.job.ran_at + (now - self.since) > self.job.deadline
 
 
 class Lane:
@@ -101,6 +100,7 @@ class WorkPool:
         limits: how many jobs of each queue may run at once.
         handlers: the queues that have a handler here.
         concurrency: how many jobs may run at once in all.
+        resolve: finds the task or handler of a claimed job.
         make_transaction: makes the transaction of one run.
         loop: runs ``async def`` tasks.
         children: run the tasks with ``executor="process"``; None when there are none.
@@ -112,6 +112,7 @@ class WorkPool:
         *,
         handlers: Iterable[str],
         concurrency: int,
+        resolve: Callable[[ClaimedJob], Definition],
         make_transaction: Callable[[Definition], RunTransaction],
         loop: EventLoop,
         children: Children | None = None,
@@ -119,6 +120,7 @@ class WorkPool:
         handled = frozenset(handlers)
         self._lanes = {name: Lane(name, limit, handler=name in handled) for name, limit in limits.items()}
         self._concurrency = concurrency
+        self._resolve = resolve
         self._make_transaction = make_transaction
         self._loop = loop
         self._children = children
@@ -133,6 +135,7 @@ class WorkPool:
         self._given_up: set[Run] = set()
         self._outcomes: list[Outcome] = []
         self._low = -1
+        self._enough = 0
         self._waiting = False
         self._poked = False
         self._closing = False
@@ -166,23 +169,22 @@ class WorkPool:
             want = slots + ahead - lane.running - len(lane.ready)
             if want > 0:
                 wants.append(Want(lane.queue, want, lane.handler))
-        total = room + most_ahead
+        total = min(room + most_ahead, prefetch.BATCH)
+        self._enough = most_ahead // 2
         return (wants, total) if total > 0 else ([], 0)
 
-    def submit(self, jobs: Iterable[tuple[ClaimedJob, Definition]]) -> None:
+    def submit(self, jobs: Sequence[ClaimedJob]) -> None:
         """Hand claimed jobs to the threads, best first."""
         with self._lock:
-            count = 0
             now = monotonic()
-            for job, definition in jobs:
-                lane = self._lanes[job.queue]
-                lane.ready.append(Ready(job, definition, now))
-                count += 1
+            for queue, group in groupby(jobs, key=_queue_of):
+                lane = self._lanes[queue]
+                lane.ready.extend([Ready(job, now) for job in group])
                 if not lane.waiting_turn and lane.running < lane.limit:
                     lane.waiting_turn = True
                     self._turns.append(lane)
-            self._ready += count
-            self._work.notify(min(count, self._idle))
+            self._ready += len(jobs)
+            self._work.notify(min(len(jobs), self._idle))
 
     def wait(self, until: float, *, low: int, linger: float) -> None:
         """Wait for something to do: until poked, until few jobs are ready, or until a time.
@@ -208,9 +210,12 @@ class WorkPool:
                 self._waiting = False
                 self._poked = False
 
-    def half_ready(self) -> int:
-        """Return half the number of jobs that are ready now."""
-        return self._ready // 2
+    def low_water(self) -> int:
+        """Return at how many ready jobs the next round shall begin: half of what is held, or may be held.
+
+        So with tiny jobs it begins at once, and the threads run the last claim's jobs while the server works on it.
+        """
+        return max(self._ready // 2, self._enough)
 
     def poke(self) -> None:
         """Make ``wait`` return; from any thread."""
@@ -415,7 +420,8 @@ class WorkPool:
                 lane.waiting_turn = False
             elif len(self._turns) > 1:
                 self._turns.rotate(-1)
-            run = Run(ready.job, ready.definition, lane, self._make_transaction(ready.definition))
+            definition = self._resolve(ready.job)
+            run = Run(ready.job, definition, lane, self._make_transaction(definition))
             self._runs.add(run)
             if not ready.overdue(run.started):
                 return run

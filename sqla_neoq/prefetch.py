@@ -10,8 +10,10 @@ from typing import Final
 
 HORIZON: Final = 0.020
 """Seconds of work to hold ready: about what two rounds with the database take on a busy machine."""
-LIMIT: Final = 1000
-"""The most jobs to hold ready; beyond it a claim's cost grows as fast as the batch."""
+LIMIT: Final = 2000
+"""The most jobs to hold ready: those that the threads run while a round is under way, and those it brings."""
+BATCH: Final = 1000
+"""The most jobs of one claim; beyond it a claim's cost grows as fast as the batch."""
 PATIENCE: Final = 1.0
 """Seconds after which a job held ready is given back: the mean was wrong, and another runner may be idle."""
 _WEIGHT: Final = 0.05

@@ -429,6 +429,7 @@ class Runner:
             self.queues,
             handlers=self.handlers,
             concurrency=config.concurrency,
+            resolve=self._resolve,
             make_transaction=self._transaction,
             loop=loop,
             children=children,
@@ -438,7 +439,6 @@ class Runner:
         dispatcher = Dispatcher(
             links["dispatch"],
             pool,
-            self._resolve,
             Claimant(0, tasks, self._options),
             config=config,
             listener=listener,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from sqla_neoq.outcomes import Verb
@@ -45,7 +46,6 @@ class Counts:
 
 
 _NAMES: Final = {
-    Verb.COMPLETE: "processed",
     Verb.FAIL: "failed",
     Verb.BURY: "dead",
     Verb.CANCEL: "cancelled",
@@ -62,18 +62,20 @@ class Tally:
 
     def settled(self, outcomes: Sequence[Outcome], lost: set[int]) -> None:
         """Take in outcomes that were written, of which the fence refused the ``lost`` ones."""
-        ended = dict.fromkeys(Counts.__slots__, 0)
-        quiet = not log.isEnabledFor(logging.INFO)
-        for outcome in outcomes:
-            what = "lost" if lost and outcome.job.id in lost else _name_of(outcome)
-            ended[what] += 1
-            if not quiet or what in _LOUD:
-                _log(outcome, what)
+        verbose = log.isEnabledFor(logging.INFO)
+        names = ["lost" if lost and o.job.id in lost else _name_of(o) for o in outcomes]
+        ended = Counter(names)
+        if verbose or not _LOUD.isdisjoint(ended):
+            for outcome, what in zip(outcomes, names, strict=True):
+                if verbose or what in _LOUD:
+                    _log(outcome, what)
         before = self.counts
-        self.counts = Counts(**{name: getattr(before, name) + number for name, number in ended.items()})
+        self.counts = replace(before, **{name: getattr(before, name) + number for name, number in ended.items()})
 
 
 def _name_of(outcome: Outcome) -> str:
+    if outcome.verb is Verb.COMPLETE:
+        return "processed"
     if outcome.verb is Verb.PUT_BACK:
         return "released" if outcome.delay is None else "snoozed"
     return _NAMES[outcome.verb]

@@ -7,35 +7,15 @@ side is gone.
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from sqla_neoq.context import ClaimedJob
+from sqla_neoq.context import ClaimedJob  # noqa: TC001 - msgspec reads the annotation when it runs
 from sqla_neoq.outcomes import Outcome, Verb
 
 if TYPE_CHECKING:
     import socket
-
-# The fields of a ClaimedJob, in their order.
-_Claimed: TypeAlias = tuple[
-    int,
-    int,
-    str,
-    str | None,
-    str,
-    int,
-    int,
-    int | None,
-    int,
-    datetime,
-    datetime | None,
-    datetime,
-    datetime,
-    str | None,
-]
-
 
 class Setup(msgspec.Struct, array_like=True):
     """What a child has to know before its first job.
@@ -66,12 +46,7 @@ class Assignment(msgspec.Struct, array_like=True):
     """One job to run."""
 
     home: str
-    claimed: _Claimed
-
-    @property
-    def job(self) -> ClaimedJob:
-        """The job as the runner claimed it."""
-        return ClaimedJob(*self.claimed)
+    job: ClaimedJob
 
 
 class Report(msgspec.Struct, array_like=True):

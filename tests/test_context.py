@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.running import MOMENT, claimed
@@ -29,10 +29,17 @@ def context(transaction=None, **row):
 def test_a_job_shows_its_row():
     later = MOMENT + timedelta(days=1)
     row = {"id": 5, "token": 9, "queue": "emails", "task": "m:send", "priority": -3, "retries": 2, "max_retries": 7}
-    job = context(**row, run_after=MOMENT, deadline=later, created_at=MOMENT, fingerprint="key")
+    times = {"run_after": MOMENT.timestamp(), "deadline": later.timestamp(), "created_at": MOMENT.timestamp()}
+    job = context(**row, **times, fingerprint="key")
     assert {name: getattr(job, name) for name in row} == row
     assert (job.run_after, job.deadline, job.created_at, job.fingerprint) == (MOMENT, later, MOMENT, "key")
     assert repr(job) == "<JobContext id=5 task='m:send' queue='emails' attempt=3>"
+
+
+def test_times_that_only_postgresql_knows_are_the_last_and_the_first_of_all():
+    job = context(run_after=float("-inf"), deadline=float("inf"), created_at=9e12)
+    assert job.run_after == datetime.min.replace(tzinfo=UTC)
+    assert job.deadline == job.created_at == datetime.max.replace(tzinfo=UTC)
 
 
 def test_every_column_of_the_claim_has_its_property_or_none_that_matters():

@@ -53,13 +53,13 @@ class Rig:
             queues,
             handlers=handlers,
             concurrency=concurrency,
+            resolve=lambda job: handlers[job.queue],
             make_transaction=lambda definition: RunTransaction(None, {}),
             loop=self.loop,
         )
         self.dispatcher = Dispatcher(
             self.link,
             self.pool,
-            lambda job: handlers[job.queue],
             self.me,
             config=RunnerConfig(poll_interval=poll_interval, concurrency=concurrency, retention=retention),
             listener=self.listener,
@@ -177,8 +177,8 @@ def test_a_wake_makes_it_look_at_once(rig, database, no_polls):
 def test_a_wake_that_comes_during_a_claim_asks_for_another(rig, database, no_polls, monkeypatch):
     r, claim, added = rig(), module.claim, []
 
-    def wake_after(*args):
-        claimed = claim(*args)
+    def wake_after(*args, **how):
+        claimed = claim(*args, **how)
         if not added:
             added.append(database.add(queue="q"))
             r.dispatcher.wake(frozenset({"other"}))
@@ -564,8 +564,8 @@ def test_after_its_connection_was_ended_it_goes_on(rig, database):
 def test_a_claim_whose_answer_was_lost_is_put_back_and_run_once(rig, database, monkeypatch, caplog):
     ran, claim, lost = [], module.claim, []
 
-    def lose_the_answer(*args):
-        claimed = claim(*args)
+    def lose_the_answer(*args, **how):
+        claimed = claim(*args, **how)
         if claimed.jobs and not lost:
             lost.extend(claimed.jobs)
             raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
@@ -588,10 +588,10 @@ def test_a_claim_that_commits_after_its_connection_broke_is_put_back_and_run(
     """The server goes on with what it was asked, and notices only at its answer that nobody is there."""
     claim, late, open_transactions = module.claim, engine.connect(), []
 
-    def on_another_connection(connection, *args):
+    def on_another_connection(connection, *args, **how):
         if open_transactions:
-            return claim(connection, *args)
-        claimed = claim(late, *args)
+            return claim(connection, *args, **how)
+        claimed = claim(late, *args, **how)
         if claimed.jobs:
             open_transactions.append(late)
             raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
@@ -600,12 +600,12 @@ def test_a_claim_that_commits_after_its_connection_broke_is_put_back_and_run(
     monkeypatch.setattr(module, "claim", on_another_connection)
     job = database.add(queue="q")
     r = rig(lambda job: None)
-    with late:
+    with late, late.begin() as transaction:
         r.start()
         # It has connected again, and found nothing of that claim.
         eventually(lambda: open_transactions and r.dispatcher._look_for_strays_after > module._FIRST_LOOK_FOR_STRAYS)
         assert database.row(job).status == "new"
-        late.commit()
+        transaction.commit()
     eventually(lambda: (job, Verb.COMPLETE) in r.ended)
     assert "jobs of a claim whose answer was lost were put back" in caplog.text
 
@@ -790,8 +790,8 @@ def test_it_is_not_drained_before_a_job_that_another_left_behind_at_the_last_mom
 
     r = rig(work)
 
-    def find_nothing_and_then_it_ends(*args):
-        claimed = claim(*args)
+    def find_nothing_and_then_it_ends(*args, **how):
+        claimed = claim(*args, **how)
         if gate.arrived and not left and not claimed.jobs:
             gate.open()
             eventually(lambda: r.pool.in_flight == 0)

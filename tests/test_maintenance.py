@@ -3,7 +3,7 @@ import os
 import socket
 import threading
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import psycopg
@@ -199,7 +199,7 @@ def test_a_silent_worker_whose_lock_is_free_is_dead_and_its_jobs_run_again(lease
     assert lease.told.rescued == 1
     (noted,) = database.failures()
     assert (noted.job_id, noted.kind, noted.attempt, noted.worker_id) == (job.id, "crashed", 1, dead)
-    assert noted.started_at == job.ran_at
+    assert noted.started_at == datetime.fromtimestamp(job.ran_at, UTC)
     with database.begin() as connection:
         (again,) = claim(connection, claimant(database, lease._worker), WANTS, 1).jobs
     assert (again.id, again.retries) == (job.id, 1)

@@ -34,10 +34,18 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import OID, REGCLASS
 
 from sqla_neoq.models import claim_tokens
+from sqla_neoq.statements.outcomes import completed, lost_ids
 from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, next_of, recordset, suspect, waiting, workers
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, Select
+
+
+def _epoch(time: Any) -> ColumnElement[Any]:
+    # Seconds since 1970. A timestamp costs the driver four times as much to read, and there are four in each row, few
+    # of which are ever looked at; and PostgreSQL has some that no datetime can hold, 'infinity' the first of them.
+    return func.date_part(literal_column("'epoch'"), time, type_=Double).label(time.key)
+
 
 _CLAIMED: Final = (
     jobs.c.id,
@@ -50,10 +58,10 @@ _CLAIMED: Final = (
     jobs.c.retries,
     jobs.c.max_retries,
     jobs.c.crashes,
-    jobs.c.run_after,
-    jobs.c.deadline,
-    jobs.c.created_at,
-    jobs.c.ran_at,
+    _epoch(jobs.c.run_after),
+    _epoch(jobs.c.deadline),
+    _epoch(jobs.c.created_at),
+    _epoch(jobs.c.ran_at),
     jobs.c.fingerprint,
 )
 
@@ -170,7 +178,7 @@ def _take(picked: CTE) -> CTE:
 
 
 @cache
-def claim_due() -> Select[Any]:
+def claim_due(*, completing: bool = False) -> Select[Any]:
     """Claim up to ``:total`` due jobs of ``:wanted`` (queue, slots, handler) and ``:tasks`` for ``:worker``.
 
     Best first: by priority over all queues, then by due time; between queues of one priority chance decides, so that
@@ -178,6 +186,10 @@ def claim_due() -> Select[Any]:
 
     Always returns at least one row: with nothing to claim, ``id`` is NULL and ``next_due`` says in how many seconds
     the next waiting job of these queues falls due (NULL: none), so that an idle runner asks one question, not two.
+
+    With ``completing`` it also does what :func:`~sqla_neoq.statements.outcomes.complete` does, for ``:outcomes``, and
+    every row holds the ``lost`` ids as an array (NULL: none). One statement is a transaction by itself: a round trip
+    instead of four, and each of those would cost the thread that waits for it a turn of Python's interpreter lock.
     """
     lanes = _lanes()
     quotas = _quotas(lanes)
@@ -215,9 +227,10 @@ def claim_due() -> Select[Any]:
     )
     soonest = select(func.min(later)).where(lanes.c.priority.is_not(None)).scalar_subquery()
     seconds = cast(extract("epoch", soonest - clock), Double)
-    idle = select(case((~exists(select(taken.c.id)), seconds)).label("next_due")).subquery("idle")
+    lost = lost_ids(*completed()) if completing else null()
+    idle = select(case((~exists(select(taken.c.id)), seconds)).label("next_due"), lost.label("lost")).subquery("idle")
     return (
-        select(*taken.c, idle.c.next_due)
+        select(*taken.c, idle.c.next_due, idle.c.lost)
         .select_from(idle.outerjoin(taken, true()))
         .order_by(taken.c.priority.desc(), taken.c.run_after, taken.c.id)
     )
@@ -244,4 +257,4 @@ def claim_suspect() -> Select[Any]:
         .prefix_with("MATERIALIZED")
     )
     taken = _take(picked)
-    return select(*taken.c, null().label("next_due"))
+    return select(*taken.c)

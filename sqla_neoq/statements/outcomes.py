@@ -67,9 +67,19 @@ def _lost(outcome: CTE, written: CTE) -> Select[Any]:
     return select(outcome.c.id).where(~exists().where(written.c.id == outcome.c.id))
 
 
+def lost_ids(outcome: CTE, written: CTE) -> ColumnElement[Any]:
+    """The same as an array; NULL when there are none."""
+    return select(func.array_agg(_lost(outcome, written).subquery("lost").c.id)).scalar_subquery()
+
+
 @cache
 def complete() -> Select[Any]:
     """``running`` → ``processed`` for ``:outcomes`` (id, token). Returns the lost ids."""
+    return _lost(*completed())
+
+
+def completed() -> tuple[CTE, CTE]:
+    """The outcomes, and the rows that were completed for them."""
     outcome = _outcomes()
     written = (
         update(jobs)
@@ -84,7 +94,7 @@ def complete() -> Select[Any]:
         .returning(jobs.c.id)
         .cte("written")
     )
-    return _lost(outcome, written)
+    return outcome, written
 
 
 @cache

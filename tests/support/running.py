@@ -32,10 +32,10 @@ def claimed(**changes: Any) -> ClaimedJob:
             "retries": 0,
             "max_retries": None,
             "crashes": 0,
-            "run_after": MOMENT,
+            "run_after": MOMENT.timestamp(),
             "deadline": None,
-            "created_at": MOMENT,
-            "ran_at": MOMENT,
+            "created_at": MOMENT.timestamp(),
+            "ran_at": MOMENT.timestamp(),
             "fingerprint": None,
         }
         | changes
