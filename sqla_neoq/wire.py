@@ -17,6 +17,7 @@ from sqla_neoq.outcomes import Outcome, Verb
 if TYPE_CHECKING:
     import socket
 
+
 class Setup(msgspec.Struct, array_like=True):
     """What a child has to know before its first job.
 
