@@ -23,7 +23,7 @@ demo-kills: $(VENV)/.run  ## the demo from the start, its runners killed in the 
 test: $(VENV)/.develop  ## run the tests on a real PostgreSQL, by default one of their own
 	@$(IN_VENV) pytest $(PYTEST_ARGS)
 
-test-matrix: $(VENV)/.develop  ## run the tests of the Alembic plugin with each kind of Alembic that hosts may have
+test-matrix: $(VENV)/.develop  ## run the tests with each kind of Alembic that hosts may have, and the handles with the oldest of each framework
 	@$(IN_VENV) pytest -m matrix
 
 lint: $(VENV)/.develop  ## check style, types and the direction of imports

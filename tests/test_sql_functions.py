@@ -363,7 +363,9 @@ def test_a_changed_function_is_found(fresh_database):
         connection.exec_driver_sql("ALTER FUNCTION neoq_enqueue(text, jsonb, jsonb) SECURITY INVOKER")
         connection.exec_driver_sql("DROP FUNCTION neoq_enqueue_many(jsonb)")
         changed, missing = migrations.check(connection)
-    assert changed.startswith("function neoq_enqueue(queue text, payload jsonb, options jsonb) is ")
+    assert changed.startswith("function neoq_enqueue(queue text, payload jsonb, options jsonb) is ... ")
+    assert "and should be ... SECURITY DEFINER SET search_path" in changed
+    assert len(changed) < 1_000
     assert missing.startswith("function neoq_enqueue_many(jobs jsonb) is missing")
 
 

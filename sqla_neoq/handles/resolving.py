@@ -30,6 +30,10 @@ class Driver(Protocol):
         """Return a cursor."""
         ...
 
+    def commit(self) -> None:
+        """Commit, here and now."""
+        ...
+
 
 class OfConnection(Protocol):
     """A cursor of such a connection."""

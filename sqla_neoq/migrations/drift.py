@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+_SHORT: Final = 300
+"""How many characters of a definition a sentence shows."""
+
 _CATALOG: Final = """
 WITH place AS (SELECT CAST(:place AS regnamespace) AS oid),
 ours AS (SELECT c.oid, c.relname FROM pg_class AS c, place
@@ -102,8 +105,18 @@ def _catalog(connection: Connection, place: Any, both: Iterable[Any]) -> dict[st
 def _compared(live: dict[str, str], wanted: dict[str, str]) -> Iterable[str]:
     for what in sorted(live.keys() | wanted.keys()):
         if what not in live:
-            yield f"{what} is missing: {wanted[what]}" if wanted[what] else f"{what} is missing"
+            yield f"{what} is missing: {wanted[what][:_SHORT]}" if wanted[what] else f"{what} is missing"
         elif what not in wanted:
-            yield f"{what} should not be there: {live[what]}"
+            yield f"{what} should not be there: {live[what][:_SHORT]}"
         elif live[what] != wanted[what]:
-            yield f"{what} is {live[what]}, and should be {wanted[what]}"
+            there, should = _where_they_differ(live[what], wanted[what])
+            yield f"{what} is {there}, and should be {should}"
+
+
+def _where_they_differ(one: str, other: str) -> list[str]:
+    """Return both, or of long ones, which functions are, what stands where they begin to differ."""
+    if max(len(one), len(other)) <= _SHORT:
+        return [one, other]
+    same = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = one.rfind(" ", 0, same) + 1
+    return [f"{'... ' if start else ''}{text[start : start + _SHORT]} ..." for text in (one, other)]

@@ -22,6 +22,7 @@ from sqla_neoq import (
     RunnerConfig,
     cancel,
     cancel_async,
+    configure,
     constant,
     current_job,
     enqueue,
@@ -40,6 +41,7 @@ from sqla_neoq import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import psycopg
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlmodel import Session as SQLModelSession
@@ -96,6 +98,7 @@ def enqueues(
     scoped: scoped_session[Session],
     connection: Connection,
     sqlmodel_session: SQLModelSession,
+    driver_connection: psycopg.Connection,
     engine: Engine,
     asynchronous_session: AsyncSession,
 ) -> None:
@@ -126,6 +129,13 @@ def enqueues(
     # Whatever holds the transaction will do; what holds none will not.
     for handle in (session, scoped, connection, sqlmodel_session):
         enqueue(handle, "q")
+    enqueue(driver_connection, "q")
+    enqueue(driver_connection.cursor(), "q")
+    plain.enqueue(configure(driver_connection, schema="neoq"), 5)
+    enqueue(None, "q", using="default")
+    enqueue(target="q", using="default")
+    enqueue(None, "q", using=5)  # type: ignore[arg-type]
+    configure(driver_connection, schema=5)  # type: ignore[arg-type]
     enqueue(engine, "q")  # type: ignore[arg-type]
     enqueue(asynchronous_session, "q")  # type: ignore[arg-type]
     plain.enqueue(asynchronous_session, 5)  # type: ignore[arg-type]
@@ -158,8 +168,17 @@ def enqueues(
     session.add(Job(queue="q", payload={}))
 
 
-async def enqueues_async(session: AsyncSession, connection: AsyncConnection, synchronous: Session) -> None:
+async def enqueues_async(
+    session: AsyncSession,
+    connection: AsyncConnection,
+    driver_connection: psycopg.AsyncConnection,
+    synchronous: Session,
+) -> None:
     """Check the functions of asynchronous code."""
+    await enqueue_async(driver_connection, "q")
+    await plain.enqueue_async(configure(driver_connection, schema="neoq"), 5)
+    await enqueue_async(driver_connection.cursor(), "q")
+    enqueue(driver_connection, "q")  # type: ignore[arg-type]
     assert_type(await enqueue_async(session, "q", run_after=SOON), Enqueued)
     assert_type(await plain.enqueue_async(connection, 5), Enqueued)
     assert_type(await enqueue_many_async(session, [plain.job(5)]), list[Enqueued])
