@@ -6,7 +6,7 @@ What a handle is and how a statement goes through it is :mod:`sqla_neoq.handles`
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqla_neoq import statements
 from sqla_neoq.handles import Query, join, join_async
@@ -79,6 +79,9 @@ def _check_size(payload: str, limit: int) -> None:
 def _insert(jobs: Sequence[NewJob], limit: int) -> Steps[list[Enqueued]]:
     for job in jobs:
         _check_size(job.payload, limit)
+    if jobs and all(job.fingerprint is None for job in jobs):
+        rows = yield Query(statements.insert_jobs(keyed=False), {"jobs": _records(jobs)})
+        return [Enqueued(id_, created=True) for id_ in _in_order(rows, len(jobs))]
     results: list[Enqueued | None] = [None] * len(jobs)
     # Those with a fingerprint last, and in one order everywhere: two callers with the same keys in opposite orders
     # would wait for each other in a deadlock. The others keep their order, in which they will run.
@@ -86,18 +89,10 @@ def _insert(jobs: Sequence[NewJob], limit: int) -> Steps[list[Enqueued]]:
     for _ in range(MOST_ROUNDS):
         if not pending:
             return [result for result in results if result is not None]
-        records = "[" + ",".join([jobs[place].record() for place in pending]) + "]"
-        rows = yield Query(statements.insert_jobs(), {"jobs": records})
-        keyed: dict[tuple[str, str], int] = {}
-        plain: list[int] = []
-        for id_, queue, fingerprint in rows:
-            if fingerprint is None:
-                plain.append(id_)
-            else:
-                keyed[queue, fingerprint] = id_
-        # Ids are drawn in the order of the rows, but RETURNING does not promise to keep it.
-        plain.sort()
-        ordered = iter(plain)
+        rows = yield Query(statements.insert_jobs(), {"jobs": _records([jobs[place] for place in pending])})
+        keyed = {(queue, fingerprint): id_ for id_, queue, fingerprint in rows if fingerprint is not None}
+        plain = sum(jobs[place].fingerprint is None for place in pending)
+        ordered = iter(_in_order([row for row in rows if row[2] is None], plain))
         duplicates = []
         for place in pending:
             job = jobs[place]
@@ -109,6 +104,19 @@ def _insert(jobs: Sequence[NewJob], limit: int) -> Steps[list[Enqueued]]:
                 duplicates.append(place)
         pending = yield from _find(jobs, duplicates, results)
     raise RuntimeError(f"a duplicate of {jobs[pending[0]]!r} came and went {MOST_ROUNDS} times during one enqueue")
+
+
+def _records(jobs: Iterable[NewJob]) -> str:
+    return "[" + ",".join([job.record() for job in jobs]) + "]"
+
+
+def _in_order(rows: Sequence[Sequence[Any]], expected: int) -> list[int]:
+    """Return the ids of the rows in the order of their jobs: in that they are drawn, but RETURNING does not keep it."""
+    if len(rows) != expected:
+        raise RuntimeError(
+            f"of {expected} jobs the database created {len(rows)}: a trigger or a rule of its own keeps the others back"
+        )
+    return sorted(row[0] for row in rows)
 
 
 def _place_of(job: NewJob, place: int) -> tuple[bool, str, str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from sqla_neoq.models import (
@@ -98,22 +99,34 @@ class NewJob:
         )
 
     def record(self) -> str:
-        """Return the JSON object that :func:`sqla_neoq.statements.insert_jobs` takes."""
-        head = encode(
-            {
-                "queue": self.queue,
-                "task": self.task,
-                "priority": self.priority,
-                "run_at": None if self.run_at is None else self.run_at.isoformat(),
-                "run_in": self.run_in,
-                "deadline_at": None if self.deadline_at is None else self.deadline_at.isoformat(),
-                "deadline_in": self.deadline_in,
-                "max_retries": self.max_retries,
-                "fingerprint": self.fingerprint,
-            }
-        )
+        """Return the JSON object that :func:`sqla_neoq.statements.insert_jobs` takes: what is None is left out."""
+        head = _head(self.queue, self.task, self.priority)
+        rest = ""
+        plain = self.fingerprint is None and self.run_in is None and self.run_at is None
+        if not (plain and self.deadline_in is None and self.deadline_at is None and self.max_retries is None):
+            rest = _fields(
+                run_at=None if self.run_at is None else self.run_at.isoformat(),
+                run_in=self.run_in,
+                deadline_at=None if self.deadline_at is None else self.deadline_at.isoformat(),
+                deadline_in=self.deadline_in,
+                max_retries=self.max_retries,
+                fingerprint=self.fingerprint,
+            )
         # The payload is JSON already; encoding it again would only cost.
-        return f'{head[:-1]},"payload":{self.payload}}}'
+        return f'{head}{rest}"payload":{self.payload}}}'
+
+
+@lru_cache(maxsize=256)
+def _head(queue: str, task: str | None, priority: int) -> str:
+    # The same for most of a batch. What the server need not parse it does not: ten members a record, most of them
+    # null, took it a tenth longer than three, and Python four times as long.
+    return "{" + _fields(queue=queue, task=task, priority=priority)
+
+
+def _fields(**values: Any) -> str:
+    """Write the members that are not None, each with a comma behind it."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return encode(given, limit=sys.maxsize)[1:-1] + "," if given else ""
 
 
 def checked_queue(queue: object, name: str = "queue") -> str:

@@ -25,17 +25,20 @@ def record(job):
 
 
 def test_what_is_not_said_is_left_to_the_task_and_to_the_database():
-    assert record(of()) == {
+    assert record(of()) == {"queue": "q", "priority": 0, "payload": {}}
+
+
+def test_everything_that_is_said_is_in_the_record():
+    job = of(task="m:f", priority=3, run_after=SOON, deadline=SOON, max_retries=0, fingerprint='"\\ü', payload=[1])
+    assert record(job) == {
         "queue": "q",
-        "task": None,
-        "priority": 0,
-        "run_at": None,
-        "run_in": None,
-        "deadline_at": None,
-        "deadline_in": None,
-        "max_retries": None,
-        "fingerprint": None,
-        "payload": {},
+        "task": "m:f",
+        "priority": 3,
+        "run_at": SOON.isoformat(),
+        "deadline_at": SOON.isoformat(),
+        "max_retries": 0,
+        "fingerprint": '"\\ü',
+        "payload": [1],
     }
 
 

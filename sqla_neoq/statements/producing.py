@@ -62,8 +62,10 @@ _KEPT_BY_THE_REQUEUED: Final = (
 
 
 @cache
-def insert_jobs() -> Executable:
+def insert_jobs(*, keyed: bool = True) -> Executable:
     """Insert the jobs of ``:jobs`` in their order; return (id, queue, fingerprint) of those that were created.
+
+    With ``keyed=False`` none of them has a fingerprint, and ids are all that is returned.
 
     A job whose fingerprint an unfinished job of its queue already has is left out: it raises nothing, so the caller's
     transaction stays usable. A fingerprint that another open transaction is just inserting is waited for.
@@ -94,12 +96,12 @@ def insert_jobs() -> Executable:
         new.c.max_retries,
     )
     names = ["queue", "task", "priority", "payload", "fingerprint", "run_after", "deadline", "max_retries"]
-    return (
-        postgresql_insert(jobs)
-        .from_select(names, rows, include_defaults=False)
-        .on_conflict_do_nothing(index_elements=[jobs.c.queue, jobs.c.fingerprint], index_where=text(UNFINISHED_SQL))
-        .returning(jobs.c.id, jobs.c.queue, jobs.c.fingerprint)
-    )
+    insert = postgresql_insert(jobs).from_select(names, rows, include_defaults=False)
+    if not keyed:
+        return insert.returning(jobs.c.id)
+    return insert.on_conflict_do_nothing(
+        index_elements=[jobs.c.queue, jobs.c.fingerprint], index_where=text(UNFINISHED_SQL)
+    ).returning(jobs.c.id, jobs.c.queue, jobs.c.fingerprint)
 
 
 @cache
