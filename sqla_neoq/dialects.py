@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from sqla_neoq.errors import ConfigurationError
@@ -125,8 +125,14 @@ def _apart(engine: Engine) -> PoolProxiedConnection:
     The runner's connections leave the pool before they are used, but to open one takes a place for a moment. When jobs
     hold all of them, a heartbeat that has to connect again would wait for one to end, and be taken for dead meanwhile.
     A pool of the same making has the same creator, arguments and events, and all of its places are free.
+
+    Raises:
+        DBAPIError: as ``engine.connect()`` does; a pool by itself lets the driver's own error through.
     """
-    return engine.pool.recreate().connect()
+    try:
+        return engine.pool.recreate().connect()
+    except psycopg.Error as error:
+        raise DBAPIError.instance(None, None, error, psycopg.Error, dialect=engine.dialect) from error
 
 
 def dialect_of(engine: Engine) -> Dialect:

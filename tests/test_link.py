@@ -79,6 +79,16 @@ def test_it_does_not_wait_for_a_place_in_a_pool_whose_places_jobs_hold(database_
         engine.dispose()
 
 
+def test_without_a_server_the_error_is_sqlalchemys_as_from_the_engine_itself():
+    engine = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    errors = []
+    for connect in (engine.connect, lambda: PostgresDialect().connect(engine, "test")):
+        with pytest.raises(OperationalError) as caught:
+            connect()
+        errors.append((type(caught.value), str(caught.value)))
+    assert errors[0] == errors[1]
+
+
 @contextmanager
 def in_time(seconds=20):
     """Interrupt what would wait for minutes."""

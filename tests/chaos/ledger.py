@@ -52,11 +52,17 @@ class Ledger:
         at = time.monotonic_ns()
         os.write(self._file, "".join([f"{at} {kind} {key}\n" for key in keys]).encode())
 
-    def lines(self) -> Iterator[Line]:
-        """Read what was written so far."""
-        with self.path.open() as file:
+    @property
+    def size(self) -> int:
+        """How many bytes were written so far."""
+        return self.path.stat().st_size
+
+    def lines(self, start: int = 0) -> Iterator[Line]:
+        """Read what was written so far, from that byte on."""
+        with self.path.open("rb") as file:
+            file.seek(start)
             for text in file:
-                at, kind, *fields = text.split()
+                at, kind, *fields = text.decode().split()
                 key, token, pid = ([int(field) for field in fields] + [0, 0])[:3]
                 yield Line(int(at) / 1e9, kind, key, token, pid)
 

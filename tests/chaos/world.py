@@ -94,7 +94,7 @@ class World:
         self._keep = keep
         self._producers: list[Process] = []
         self._kills: list[tuple[int, float]] = []
-        self._repairs: list[tuple[float, list[int]]] = []
+        self._repairs: list[tuple[float, list[int], int]] = []
         self._proxies: list[Proxy] = []
         self._keys = 0
         self._processes = 0
@@ -201,11 +201,19 @@ class World:
 
     def repaired(self) -> None:
         """The fault is over: from now on every runner that lives must begin a job within the limit."""
-        self._repairs.append((now(), [runner.pid for runner in self.runners if runner.alive]))
+        pids = [runner.pid for runner in self.runners if runner.alive]
+        self._repairs.append((now(), pids, self.ledger.size))
 
     def go_on(self) -> None:
-        """Let the load go on for as long as the limit, so that a runner that came back can be seen to."""
-        self.sleep(3.0 if self.smoke else (self.scenario.limit or 10.0) + 1.0)
+        """Let the load go on until every runner is seen to work again after the last repair, at most for the limit."""
+        at, pids, size = self._repairs[-1]
+
+        def all_work() -> bool:
+            return set(pids) <= {line.pid for line in self.ledger.lines(size) if line.kind == "start" and line.at > at}
+
+        with suppress(AssertionError):  # the verdict will say so
+            patiently(all_work, within=(self.scenario.limit or 10.0) + 1.0)
+        self.sleep(1.0)
 
     def injure(self) -> None:
         """Count one more fault."""
@@ -291,7 +299,7 @@ class World:
             interrupted = record.interrupted(pid, at)
             again = record.next_starts(interrupted, at, pid)
             recoveries += again.values()
-        for at, pids in self._repairs:
+        for at, pids, _ in self._repairs:
             firsts = [record.first_start_by(pid, at) for pid in pids]
             recoveries += [first for first in firsts if first is not None]
             if None in firsts:

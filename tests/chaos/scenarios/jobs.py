@@ -11,7 +11,7 @@ from chaos.world import World, patiently
     promise="a job that kills its workers ends dead after three; innocents beside it complete",
     faults="jobs that end their process (os._exit, SIGSEGV, all memory), each among 40 innocents; three at once among "
     "6,000; two runners",
-    limit=60.0,
+    limit=90.0,
     ends={"chaos:poison": {"dead:crashed"}},
     quiet_within=120.0,
 )

@@ -124,7 +124,7 @@ def partition(world: World) -> None:
         world.sleep(max(world.seconds, 45.0))
         proxy.black_hole(False)
         world.repaired()
-        world.sleep(15)
+        world.go_on()
     world.expect(victim.alive, "the runner behind the silence ended")
 
 

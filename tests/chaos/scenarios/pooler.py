@@ -58,7 +58,7 @@ def _play(world: World, url: str, *flags: str) -> None:
     world.produce("chaos:effect", "chaos:plain", "chaos:fails", rate=140, seconds=0.1, pooled=True, env=env)
     world.await_starts(200)
     world.kill(victim)
-    world.go_on()  # an outage now would put the verdict on the dead off
+    world.sleep(world.scenario.limit or 0.0)  # an outage now would put the verdict on the dead off
     for _ in range(3):
         world.injure()
         world.server.terminate(limit=5)
