@@ -55,7 +55,7 @@ def _play(world: World, url: str, *flags: str) -> None:
     env = {VARIABLE: url}
     victim = world.runner("--engine", "chaos.pooled:engine", *flags, env=env)
     other = world.runner("--engine", "chaos.pooled:engine", *flags, env=env)
-    world.produce("chaos:effect", "chaos:plain", "chaos:fails", rate=140, seconds=0.1, pooled=True, env=env)
+    world.produce("chaos:effect", "chaos:plain", "chaos:fails", rate=80, seconds=0.1, pooled=True, env=env)
     world.await_starts(200)
     world.kill(victim)
     world.sleep(world.scenario.limit or 0.0)  # an outage now would put the verdict on the dead off
