@@ -1,6 +1,6 @@
 """Conformance of the handles: whatever holds the caller's transaction, an enqueue in it does the same.
 
-The kinds are in support/handles.py; test_insertion.py has what concerns SQLAlchemy's alone.
+The kinds are in support/handles/; test_insertion.py has what concerns SQLAlchemy's alone.
 """
 
 import threading

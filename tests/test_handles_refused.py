@@ -11,7 +11,10 @@ import psycopg2.pool
 import psycopg_pool
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
-from support.handles import KINDS, advanced_alchemy_config, asyncpg_dsn, django_connections, peewee_arguments
+from support.handles import KINDS
+from support.handles.alchemy import advanced_alchemy_config
+from support.handles.drivers import asyncpg_dsn
+from support.handles.frameworks import django_connections, peewee_arguments
 from support.servers import libpq
 from test_handles import stored
 
