@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Play what was asked for. Returns the exit code."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.CRITICAL)
+    # A shell starts what it puts in the background with these ignored, and a runner that inherits that keeps it so.
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     if options.list:
         for scenario in SCENARIOS.values():
             limit = "-" if scenario.limit is None else f"{scenario.limit:g} s"
