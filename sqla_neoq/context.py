@@ -11,6 +11,11 @@ from sqla_neoq.errors import JobCancelled, JobTimeout, NoCurrentJob
 from sqla_neoq.payloads import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    import psycopg
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
 
@@ -52,6 +57,20 @@ class Transaction(Protocol):
     @property
     def session(self) -> Session:
         """The session whose commit is the job's completion."""
+        ...
+
+    @property
+    def connection(self) -> Connection:
+        """The connection under the session."""
+        ...
+
+    @property
+    def driver_connection(self) -> psycopg.Connection[Any]:
+        """The driver's connection under that."""
+        ...
+
+    def async_session(self) -> Awaitable[AsyncSession]:
+        """The session of a coroutine."""
         ...
 
 
@@ -159,6 +178,40 @@ class JobContext:
             RuntimeError: in an ``async def`` task, which must not block the event loop.
         """
         return self._transaction.session
+
+    @property
+    def connection(self) -> Connection:
+        """The SQLAlchemy Core connection of :attr:`session`, in the same transaction.
+
+        It does not flush what the session has pending. Take it anew after a rollback, which may end on another one.
+
+        Raises:
+            RuntimeError: in an ``async def`` task, which must not block the event loop.
+        """
+        return self._transaction.connection
+
+    @property
+    def driver_connection(self) -> psycopg.Connection[Any]:
+        """The psycopg connection under :attr:`connection`, in the same transaction, which has begun.
+
+        For COPY, for pipelines, and for libraries that take a driver's connection. ``transaction()`` on it is a
+        savepoint. Do not commit it.
+
+        Raises:
+            RuntimeError: in an ``async def`` task, which must not block the event loop.
+        """
+        return self._transaction.driver_connection
+
+    def async_session(self) -> Awaitable[AsyncSession]:
+        """Await it for what :attr:`session` is to a plain ``def``: an AsyncSession, with the same promise.
+
+        Opened by the first call; every call of one run gives the same session. Let no two coroutines use it at once.
+
+        Raises:
+            RuntimeError: in a plain ``def``, or in a child process; or the runner has an Engine and no
+                ``async_sessionmaker``.
+        """
+        return self._transaction.async_session()
 
     @property
     def cancelled(self) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sqlalchemy import ClauseElement, PoolProxiedConnection
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 DATABASE_ERRORS: Final = (SQLAlchemyError, psycopg.Error, OSError)
 """What a call to the database can raise; a service waits and tries again."""
@@ -53,6 +54,9 @@ _TCP: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+
+_FROM_URL: Final = "neoq_from_url"
+"""The execution option that marks engines of which the URL tells all."""
 
 
 class Dialect(Protocol):
@@ -169,11 +173,31 @@ def engine_of(database: str | URL, *, pool: bool = True, size: int = 5) -> Engin
         raise ConfigurationError(
             f"database: the runner works on postgresql:// and postgresql+psycopg:// URLs, not {url.drivername}://"
         )
-    # What the URL says itself goes first.
-    connect_args = {key: value for key, value in _TCP.items() if key not in url.query}
+    connect_args, options = _connect_args(url), {_FROM_URL: True}
     if not pool:
-        return create_engine(url, poolclass=NullPool, connect_args=connect_args)
-    return create_engine(url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=connect_args)
+        return create_engine(url, poolclass=NullPool, connect_args=connect_args, execution_options=options)
+    return create_engine(
+        url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=connect_args, execution_options=options
+    )
+
+
+def async_twin(engine: Engine, *, size: int) -> AsyncEngine | None:
+    """Make an asynchronous engine like one that :func:`engine_of` made, with its execution options.
+
+    None for any other: how it connects (``creator``, ``connect_args``, hooks that fetch tokens) cannot be taken over.
+    """
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    options, url = engine.get_execution_options(), engine.url
+    if _FROM_URL not in options:
+        return None
+    twin = create_async_engine(url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=_connect_args(url))
+    return twin.execution_options(**options)
+
+
+def _connect_args(url: URL) -> dict[str, Any]:
+    # What the URL says itself goes first.
+    return {key: value for key, value in _TCP.items() if key not in url.query}
 
 
 def fetch(

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sqla_neoq.executor import execute_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from sqla_neoq.outcomes import Outcome
     from sqla_neoq.pool import Run
+    from sqla_neoq.transaction import AsyncRunTransaction
 
 log = logging.getLogger("sqla_neoq.runner")
 
 
 class EventLoop:
-    """Started with the first run, so that a runner without ``async def`` tasks has no such thread."""
+    """Started with the first run, so that a runner without ``async def`` tasks has no such thread.
 
-    def __init__(self) -> None:
+    Args:
+        at_end: awaited on the loop when the runs have ended, to close what they shared there.
+    """
+
+    def __init__(self, at_end: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._at_end = at_end
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -32,7 +38,8 @@ class EventLoop:
         loop = self._started()
 
         async def body() -> None:
-            on_end(run, await execute_async(run.job, run.definition, run.context))
+            transaction = cast("AsyncRunTransaction", run.transaction)  # as the runner makes them for such tasks
+            on_end(run, await execute_async(run.job, run.definition, run.context, transaction))
 
         def begin() -> None:
             task = loop.create_task(body())
@@ -62,6 +69,11 @@ class EventLoop:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=2.0)
+        if self._at_end is not None:
+            try:
+                await asyncio.wait_for(self._at_end(), timeout=2.0)
+            except Exception:
+                log.warning("what the async tasks shared could not be closed", exc_info=True)
         await loop.shutdown_asyncgens()
         loop.stop()
 

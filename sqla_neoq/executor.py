@@ -11,7 +11,7 @@ from sqla_neoq.outcomes import Outcome, Verb, judge
 if TYPE_CHECKING:
     from sqla_neoq.context import ClaimedJob, JobContext
     from sqla_neoq.tasks import Definition
-    from sqla_neoq.transaction import RunTransaction
+    from sqla_neoq.transaction import AsyncRunTransaction, RunTransaction
 
 
 def execute(job: ClaimedJob, definition: Definition, context: JobContext, transaction: RunTransaction) -> Outcome:
@@ -33,13 +33,19 @@ def execute(job: ClaimedJob, definition: Definition, context: JobContext, transa
         leave(mark)
 
 
-async def execute_async(job: ClaimedJob, definition: Definition, context: JobContext) -> Outcome:
+async def execute_async(
+    job: ClaimedJob, definition: Definition, context: JobContext, transaction: AsyncRunTransaction
+) -> Outcome:
     """Run an ``async def`` task on the running event loop."""
     mark = enter(context)
     try:
         await definition.run(context)
-        return Outcome(job, Verb.COMPLETE)
+        if not transaction.used:
+            return Outcome(job, Verb.COMPLETE)
+        await transaction.complete(job)
+        return Outcome(job, Verb.COMPLETE, written=True)
     except BaseException as error:  # noqa: BLE001 - a CancelledError too: the runner cancels, and the outcome says why
+        await transaction.rollback()
         return judge(error, job, definition, context.stop_reason)
     finally:
         leave(mark)

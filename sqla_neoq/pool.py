@@ -14,7 +14,7 @@ from contextvars import copy_context
 from itertools import groupby
 from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from sqla_neoq import prefetch
 from sqla_neoq.claim import Want
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sqla_neoq.eventloop import EventLoop
     from sqla_neoq.processes import Children
     from sqla_neoq.tasks import Definition
-    from sqla_neoq.transaction import RunTransaction
+    from sqla_neoq.transaction import AsyncRunTransaction, RunTransaction
 
 log = logging.getLogger("sqla_neoq.jobs")
 
@@ -42,7 +42,9 @@ class Run:
 
     __slots__ = ("context", "definition", "expires", "interrupt", "job", "lane", "over", "started", "transaction")
 
-    def __init__(self, job: ClaimedJob, definition: Definition, lane: Lane, transaction: RunTransaction) -> None:
+    def __init__(
+        self, job: ClaimedJob, definition: Definition, lane: Lane, transaction: RunTransaction | AsyncRunTransaction
+    ) -> None:
         self.job = job
         self.definition = definition
         self.lane = lane
@@ -113,7 +115,7 @@ class WorkPool:
         handlers: Iterable[str],
         concurrency: int,
         resolve: Callable[[ClaimedJob], Definition],
-        make_transaction: Callable[[Definition], RunTransaction],
+        make_transaction: Callable[[Definition], RunTransaction | AsyncRunTransaction],
         loop: EventLoop,
         children: Children | None = None,
     ) -> None:
@@ -377,7 +379,8 @@ class WorkPool:
                 outcome = self._children.execute(run)
             else:
                 # In a copy of the context: what one job sets must not be there for the thread's next.
-                outcome = copy_context().run(execute, run.job, run.definition, run.context, run.transaction)
+                transaction = cast("RunTransaction", run.transaction)
+                outcome = copy_context().run(execute, run.job, run.definition, run.context, transaction)
 
     def _hand_in(self, run: Run, outcome: Outcome) -> bool:
         """Under the lock: end a run that ended by itself; False when it had been given up before."""

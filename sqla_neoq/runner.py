@@ -37,13 +37,15 @@ from sqla_neoq.signals import Signals
 from sqla_neoq.tally import Counts, Tally
 from sqla_neoq.tasks import Handler, Task, checked_concurrency
 from sqla_neoq.timekeeper import Timekeeper
-from sqla_neoq.transaction import RunTransaction
+from sqla_neoq.transaction import AsyncRunTransaction, AsyncSessions, RunTransaction
 from sqla_neoq.wire import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
     from typing import Self
+
+    from sqlalchemy.ext.asyncio import AsyncSession
 
     from sqla_neoq.context import ClaimedJob
     from sqla_neoq.outcomes import Outcome
@@ -90,6 +92,8 @@ class Runner:
             are slots). By default the queues of the tasks and handlers.
         config: the settings.
         sessionmaker: makes the sessions that jobs get; by default ``Session(engine)``, in READ COMMITTED.
+        async_sessionmaker: makes those of ``job.async_session()``, on an async engine that no other event loop uses. By
+            default they are on an engine made from the URL; without a URL there are none.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -105,6 +109,7 @@ class Runner:
         queues: Mapping[str, int | None] | None = None,
         config: RunnerConfig | None = None,
         sessionmaker: Callable[[], Session] | None = None,
+        async_sessionmaker: Callable[[], AsyncSession] | None = None,
     ) -> None:
         self.config = RunnerConfig() if config is None else config
         self._own_engine = not isinstance(database, Engine)
@@ -122,6 +127,7 @@ class Runner:
         # READ COMMITTED whatever the engine's default: in SERIALIZABLE, completions would fail each other's jobs.
         committed = self._engine.execution_options(isolation_level="READ COMMITTED")
         self._make_session = sessionmaker or (lambda: Session(committed))
+        self._async_sessions = AsyncSessions(async_sessionmaker, committed, size=self.config.concurrency)
         found_tasks, found_handlers = targets.sort_out(tasks)
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(found_tasks)
         self.handlers: Mapping[str, Handler] = MappingProxyType(found_handlers)
@@ -418,7 +424,7 @@ class Runner:
                 int(oid),
                 lambda queues: dispatcher.wake(queues),  # noqa: PLW0108 - the dispatcher is made below
             )
-        loop = EventLoop()
+        loop = EventLoop(at_end=self._async_sessions.dispose)
         children = None
         if self._homes:
             setup = Setup(
@@ -494,8 +500,10 @@ class Runner:
             raise
         return services
 
-    def _transaction(self, definition: Definition) -> RunTransaction:
-        return RunTransaction(None if definition.on_loop else self._make_session, self._options, delete=self._delete)
+    def _transaction(self, definition: Definition) -> RunTransaction | AsyncRunTransaction:
+        if definition.on_loop:
+            return AsyncRunTransaction(self._async_sessions, self._options, delete=self._delete)
+        return RunTransaction(self._make_session, self._options, delete=self._delete)
 
     def _resolve(self, job: ClaimedJob) -> Definition:
         return self.handlers[job.queue] if job.task is None else self.tasks[job.task]

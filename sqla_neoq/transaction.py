@@ -1,27 +1,57 @@
-"""A run's own transaction: the session whose commit *is* the job's completion."""
+"""A run's own transaction: the session whose commit *is* the job's completion.
+
+:class:`RunTransaction` is that of a thread, :class:`AsyncRunTransaction` that of a coroutine.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from psycopg.pq import TransactionStatus
 from sqlalchemy import event
 
 from sqla_neoq.claim import completion
-from sqla_neoq.dialects import cancel_statement
+from sqla_neoq.dialects import async_twin, cancel_statement
 from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.handles.alchemy import connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Connection
+    import psycopg
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
     from sqla_neoq.context import ClaimedJob
 
 log = logging.getLogger("sqla_neoq.jobs")
+
+
+def _refuse_autocommit(connection: Connection, name: str, remedy: str) -> None:
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise RuntimeError(
+            f"{name} is on an AUTOCOMMIT engine, where nothing commits together with the job's completion; "
+            f"give the Runner {remedy} with transactions"
+        )
+
+
+def _refuse_late(*, cancelled: bool) -> None:
+    """Nobody asks a second time: a statement that begins after the cancellation would run to its end."""
+    if cancelled:
+        raise JobCancelled("this run was asked to stop before it opened its session")
+
+
+def _commit(session: Session, job: ClaimedJob, options: dict[str, Any], *, delete: bool) -> None:
+    session.flush()
+    statement, parameters = completion(job, delete=delete)
+    lost = connection_of(session).execute(statement, parameters, execution_options=options).first()
+    if lost is not None:
+        raise ClaimLost(f"job {job.id} was taken from this run; its work was rolled back")
+    session.commit()
 
 
 class RunTransaction:
@@ -43,9 +73,7 @@ class RunTransaction:
         "_session",
     )
 
-    def __init__(
-        self, make_session: Callable[[], Session] | None, options: dict[str, Any], *, delete: bool = False
-    ) -> None:
+    def __init__(self, make_session: Callable[[], Session], options: dict[str, Any], *, delete: bool = False) -> None:
         self._make_session = make_session
         self._options = options
         self._delete = delete
@@ -65,26 +93,20 @@ class RunTransaction:
         """The session, opened now if need be.
 
         Raises:
-            RuntimeError: in an ``async def`` task, or on an AUTOCOMMIT engine.
+            RuntimeError: on an AUTOCOMMIT engine.
             JobCancelled: the run was asked to stop before it opened its session.
         """
         if self._session is None:
-            if self._make_session is None:
-                raise RuntimeError(
-                    "job.session would block the event loop of an async def task; "
-                    "make the task a plain def, or use a session of your own"
-                )
-            self._refuse_if_cancelled()
+            _refuse_late(cancelled=self._cancelled)
             session = self._make_session()
             # Connected at once, so that a timeout knows which connection's statement to cancel.
-            connection = connection_of(session).connection
-            if getattr(connection.dbapi_connection, "autocommit", False):
+            connection = connection_of(session)
+            try:
+                _refuse_autocommit(connection, "job.session", "an engine or a sessionmaker")
+            except RuntimeError:
                 session.close()
-                raise RuntimeError(
-                    "job.session is on an AUTOCOMMIT engine, where nothing commits together with the job's completion; "
-                    "give the Runner an engine or a sessionmaker with transactions"
-                )
-            self._driver_connection = connection.driver_connection
+                raise
+            self._driver_connection = connection.connection.driver_connection
             self._lock = threading.Lock()
             self._session = session
             # A task may roll back and go on: its next statement is on another connection, this one is another job's.
@@ -92,14 +114,36 @@ class RunTransaction:
             event.listen(session, "after_rollback", self._let_go)
             event.listen(session, "after_commit", self._let_go)
             # Once more: a cancel() of a moment ago found no connection to cancel.
-            self._refuse_if_cancelled()
+            _refuse_late(cancelled=self._cancelled)
         return self._session
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that the session's transaction is on."""
+        return connection_of(self.session)
+
+    @property
+    def driver_connection(self) -> psycopg.Connection[Any]:
+        """The driver's connection under it, in the transaction."""
+        connection = self.connection
+        driver_connection: Any = connection.connection.driver_connection
+        if driver_connection.info.transaction_status == TransactionStatus.IDLE:
+            # SQLAlchemy has begun, and the server not yet: a first "with driver_connection.transaction()" would be no
+            # savepoint then, and commit at its end.
+            connection.exec_driver_sql("SELECT 1")
+        return driver_connection  # type: ignore[no-any-return]  # SQLAlchemy does not know whose it is
+
+    def async_session(self) -> NoReturn:
+        """Refused: a thread has no event loop to wait on."""
+        raise RuntimeError(
+            "job.async_session() is for async def tasks on the runner's event loop; use job.session here"
+        )
 
     def _began(self, _session: Session, _transaction: Any, connection: Connection) -> None:
         assert self._lock is not None
         with self._lock:
             self._driver_connection = connection.connection.driver_connection
-        self._refuse_if_cancelled()
+        _refuse_late(cancelled=self._cancelled)
 
     def _let_go(self, session: Session) -> None:
         """The connection goes back to its pool; unless only a savepoint ended."""
@@ -108,24 +152,13 @@ class RunTransaction:
             with self._lock:
                 self._driver_connection = None
 
-    def _refuse_if_cancelled(self) -> None:
-        """Nobody asks a second time: a statement that begins after the cancellation would run to its end."""
-        if self._cancelled:
-            raise JobCancelled("this run was asked to stop before it opened its session")
-
     def complete(self, job: ClaimedJob) -> None:
         """Write the completion, fenced, and commit it together with the task's own work.
 
         Raises:
             ClaimLost: another owns the job; everything was rolled back.
         """
-        session = self.session
-        session.flush()
-        statement, parameters = completion(job, delete=self._delete)
-        lost = connection_of(session).execute(statement, parameters, execution_options=self._options).first()
-        if lost is not None:
-            raise ClaimLost(f"job {job.id} was taken from this run; its work was rolled back")
-        session.commit()
+        _commit(self.session, job, self._options, delete=self._delete)
         self._close()
 
     def rollback(self) -> None:
@@ -170,3 +203,128 @@ class RunTransaction:
             # A cancellation may still be under way and would hit the connection's next user.
             session.invalidate()
         session.close()
+
+
+class AsyncRunTransaction:
+    """The same for a run on the event loop, which everything but ``cancel`` is called on."""
+
+    __slots__ = ("_cancelled", "_delete", "_make_session", "_opening", "_options", "_session")
+
+    def __init__(
+        self, make_session: Callable[[], AsyncSession], options: dict[str, Any], *, delete: bool = False
+    ) -> None:
+        self._make_session = make_session
+        self._options = options
+        self._delete = delete
+        self._session: AsyncSession | None = None
+        self._opening: asyncio.Lock | None = None
+        self._cancelled = False
+
+    @property
+    def used(self) -> bool:
+        """Whether the task asked for the session."""
+        return self._session is not None
+
+    @property
+    def session(self) -> NoReturn:
+        """Refused, as are the connections: whoever waits for them waits with the whole loop."""
+        raise RuntimeError(
+            "job.session would block the event loop of an async def task; "
+            "await job.async_session(), or make the task a plain def"
+        )
+
+    connection = session
+    driver_connection = session
+
+    async def async_session(self) -> AsyncSession:
+        """The session, opened now if need be.
+
+        Raises:
+            RuntimeError: the runner has no asynchronous sessions, or they are on an AUTOCOMMIT engine.
+            JobCancelled: the run was asked to stop before it opened its session.
+        """
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:  # coroutines that the task gathers share one session, not the first of each
+            if self._session is None:
+                _refuse_late(cancelled=self._cancelled)
+                session = self._make_session()
+                try:
+                    await session.run_sync(
+                        lambda inner: _refuse_autocommit(
+                            connection_of(inner), "job.async_session()", "an async_sessionmaker"
+                        )
+                    )
+                except BaseException:
+                    await _closed(session)
+                    raise
+                self._session = session
+        return self._session
+
+    async def complete(self, job: ClaimedJob) -> None:
+        """Write the completion, fenced, and commit it together with the task's own work.
+
+        Raises:
+            ClaimLost: another owns the job; everything is rolled back by the one who catches it.
+        """
+        session = await self.async_session()
+        await session.run_sync(_commit, job, self._options, delete=self._delete)
+        await _closed(session)
+
+    async def rollback(self) -> None:
+        """Undo whatever the task wrote. Never raises: the task's own error is the one to tell."""
+        if self._session is not None:
+            await _closed(self._session)
+
+    def cancel(self) -> None:
+        """Open no session any more; from any thread. What the task waits for is cancelled with its coroutine."""
+        self._cancelled = True
+
+
+class AsyncSessions:
+    """Makes the sessions of ``job.async_session()``; an engine of its own is there from the first use on.
+
+    Args:
+        make: the application's; then nothing here is closed but what it made.
+        engine: otherwise, the engine whose database they are for.
+        size: of the pool.
+    """
+
+    def __init__(self, make: Callable[[], AsyncSession] | None, engine: Engine, *, size: int) -> None:
+        self._make = make
+        self._engine = engine
+        self._size = size
+        self._twin: AsyncEngine | None = None
+
+    def __call__(self) -> AsyncSession:
+        """Return a new session.
+
+        Raises:
+            RuntimeError: the runner has an Engine, and no ``async_sessionmaker``.
+        """
+        if self._make is not None:
+            return self._make()
+        if self._twin is None:
+            self._twin = async_twin(self._engine, size=self._size)
+        if self._twin is None:
+            raise RuntimeError(
+                "job.async_session(): the runner was given an Engine, from which no asynchronous one can be made; "
+                "pass Runner(..., async_sessionmaker=...) as well, or a URL instead"
+            )
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        return AsyncSession(self._twin)
+
+    async def dispose(self) -> None:
+        """Close the connections of its own engine, on the loop that used them."""
+        if self._twin is not None:
+            await self._twin.dispose()
+
+
+async def _closed(session: AsyncSession) -> None:
+    """Close it, whatever happens: a cancellation that arrives here must not leave the connection in its transaction."""
+    closing = asyncio.ensure_future(session.close())
+    try:
+        await asyncio.shield(closing)
+    except BaseException:  # the session's own events are the application's code, and may raise anything
+        log.warning("a job's session could not be closed", exc_info=True)

@@ -10,6 +10,7 @@ from sqla_neoq import current_job, task
 from sqla_neoq.context import JobContext, StopReason
 from sqla_neoq.eventloop import EventLoop
 from sqla_neoq.outcomes import Verb
+from sqla_neoq.transaction import AsyncRunTransaction
 
 
 @pytest.fixture
@@ -21,7 +22,9 @@ def loop():
 
 def run_of(definition, **row):
     job = claimed(**row)
-    return SimpleNamespace(job=job, definition=definition, context=JobContext(job, None), interrupt=None)
+    transaction = AsyncRunTransaction(None, {})
+    context = JobContext(job, transaction)
+    return SimpleNamespace(job=job, definition=definition, context=context, transaction=transaction, interrupt=None)
 
 
 class Ended:

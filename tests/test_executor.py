@@ -29,14 +29,22 @@ class FakeTransaction:
         self.done.append("rollback")
 
 
+class FakeAsyncTransaction(FakeTransaction):
+    async def complete(self, job):
+        super().complete(job)
+
+    async def rollback(self):
+        super().rollback()
+
+
 def run(definition, transaction=None, *, stop=None, **job):
-    transaction = transaction or FakeTransaction()
+    transaction = transaction or (FakeAsyncTransaction() if definition.is_async else FakeTransaction())
     row = claimed(**job)
     context = JobContext(row, transaction)
     if stop is not None:
         context.ask_to_stop(stop)
     if definition.is_async:
-        return asyncio.run(execute_async(row, definition, context))
+        return asyncio.run(execute_async(row, definition, context, transaction))
     return execute(row, definition, context, transaction)
 
 
@@ -175,14 +183,15 @@ def test_a_cancelled_async_task_ends_as_the_reason_says(stop, verb):
             await asyncio.Event().wait()
 
         row = claimed()
-        context = JobContext(row, FakeTransaction())
-        running = asyncio.create_task(execute_async(row, wait, context))
+        transaction = FakeAsyncTransaction(used=True)
+        context = JobContext(row, transaction)
+        running = asyncio.create_task(execute_async(row, wait, context, transaction))
         await started.wait()
         context.ask_to_stop(stop)
         running.cancel()
-        return await running
+        return (await running).verb, transaction.done
 
-    assert asyncio.run(scenario()).verb is verb
+    assert asyncio.run(scenario()) == (verb, ["rollback"])
 
 
 def test_two_async_tasks_at_once_each_know_their_own_job():
@@ -197,7 +206,9 @@ def test_two_async_tasks_at_once_each_know_their_own_job():
             seen.append((before, current_job().id))
 
         rows = [claimed(id=number) for number in (1, 2)]
-        await asyncio.gather(*(execute_async(row, meet, JobContext(row, FakeTransaction())) for row in rows))
+        transaction = FakeAsyncTransaction()
+        runs = [execute_async(row, meet, JobContext(row, transaction), transaction) for row in rows]
+        await asyncio.gather(*runs)
         return seen
 
     assert sorted(asyncio.run(scenario())) == [(1, 1), (2, 2)]

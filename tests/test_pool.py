@@ -18,7 +18,7 @@ from sqla_neoq.context import StopReason, current_job
 from sqla_neoq.eventloop import EventLoop
 from sqla_neoq.outcomes import Verb
 from sqla_neoq.pool import WorkPool
-from sqla_neoq.transaction import RunTransaction
+from sqla_neoq.transaction import AsyncRunTransaction, RunTransaction
 
 numbers = itertools.count(1)
 
@@ -51,6 +51,10 @@ class Transaction(RunTransaction):
         super().cancel()
 
 
+def make_transaction(definition):
+    return AsyncRunTransaction(None, {}) if definition.on_loop else Transaction(definition)
+
+
 DEFINITIONS = {}
 
 
@@ -72,7 +76,7 @@ def make_pool():
             handlers=handlers,
             concurrency=concurrency,
             resolve=DEFINITIONS.__getitem__,
-            make_transaction=Transaction,
+            make_transaction=make_transaction,
             loop=loop,
         )
         made.append((pool, loop))

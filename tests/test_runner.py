@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import create_engine, event, text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 from support.databases import migrate
@@ -53,9 +54,16 @@ def make_runner(engine, database):
     """Factory of runners on the test's engine, stopped after the test; nothing of them may be left behind."""
     made = []
 
-    def make(*tasks, engine=engine, queues=None, sessions=None, **config):
+    def make(*tasks, engine=engine, queues=None, sessions=None, async_sessions=None, **config):
         given = {"concurrency": 4, "heartbeat_interval": FAST, "shutdown_timeout": timedelta(seconds=10)} | config
-        runner = Runner(engine, tasks, queues=queues, config=RunnerConfig(**given), sessionmaker=sessions)
+        runner = Runner(
+            engine,
+            tasks,
+            queues=queues,
+            config=RunnerConfig(**given),
+            sessionmaker=sessions,
+            async_sessionmaker=async_sessions,
+        )
         made.append(runner)
         return runner
 
@@ -1019,6 +1027,45 @@ def test_an_async_task_is_refused_the_session_and_says_so(make_runner, database)
     job = put(database, "q")
     make_runner(work).drain()
     assert "would block the event loop" in database.row(job).error
+
+
+@task(name="async:work", max_retries=0)
+async def commits_with_its_job(wait: bool = False) -> None:
+    session = await current_job().async_session()
+    await session.execute(text("INSERT INTO effects VALUES (1)"))
+    if wait:
+        await session.execute(text("SELECT pg_sleep(30)"))
+
+
+def test_an_async_task_commits_its_session_with_the_job(make_runner, database, database_url, effects):
+    assert put(database, "default", task=commits_with_its_job.name)
+    assert make_runner(commits_with_its_job, engine=database_url).drain().processed == 1
+    assert effects() == [(1, None)]
+    eventually(lambda: not database.backends(name=""))  # its engine closed its connections
+
+
+def test_an_async_task_past_its_timeout_leaves_nothing_written(make_runner, database, database_url, effects):
+    late = task(name="async:late", timeout=FAST, max_retries=0)(commits_with_its_job.function)
+    job = put(database, "default", task=late.name, payload={"wait": True})
+    assert make_runner(late, engine=database_url).drain().dead == 1
+    assert (effects(), database.dead()) == ([], {job: "exhausted"})
+    eventually(lambda: not database.backends(name=""))
+
+
+def test_async_sessions_can_be_the_applications_own(make_runner, database, database_url, effects):
+    async def make():
+        return create_async_engine(database_url, poolclass=NullPool)
+
+    sessions = async_sessionmaker(asyncio.run(make()))
+    put(database, "default", task=commits_with_its_job.name)
+    assert make_runner(commits_with_its_job, async_sessions=sessions).drain().processed == 1
+    assert effects() == [(1, None)]
+
+
+def test_on_an_engine_alone_an_async_task_is_told_what_the_runner_lacks(make_runner, database, effects):
+    put(database, "default", task=commits_with_its_job.name)
+    assert make_runner(commits_with_its_job).drain().dead == 1
+    assert "async_sessionmaker" in database.rows(DeadJob)[0].error
 
 
 def test_jobs_get_sessions_of_the_applications_own_making(make_runner, database):

@@ -1,3 +1,4 @@
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -5,6 +6,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from support.running import Database, claimant, in_thread
 from support.waiting import eventually
@@ -12,10 +14,11 @@ from support.waiting import eventually
 from sqla_neoq import enqueue
 from sqla_neoq import transaction as module
 from sqla_neoq.claim import Want, claim, settle
+from sqla_neoq.dialects import engine_of
 from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.models import Job
 from sqla_neoq.outcomes import Outcome, Verb
-from sqla_neoq.transaction import RunTransaction
+from sqla_neoq.transaction import AsyncRunTransaction, AsyncSessions, RunTransaction
 
 
 @pytest.fixture
@@ -124,6 +127,177 @@ def test_a_run_that_lost_its_job_rolls_its_work_back(database, me, transaction, 
     assert (effects(database), database.statuses()) == ([], {job.id: "new"})
 
 
+# Its connections -----------------------------------------------------------------------------------------------------
+
+INSERT = "INSERT INTO effects VALUES (1)"
+WAYS = {
+    "connection": lambda transaction: transaction.connection.exec_driver_sql(INSERT),
+    "driver_connection": lambda transaction: transaction.driver_connection.execute(INSERT),
+}
+
+
+@pytest.fixture(params=WAYS)
+def write(request):
+    return WAYS[request.param]
+
+
+def test_what_its_connections_write_commits_with_the_completion(database, transaction, job, write):
+    write(transaction)
+    assert (transaction.used, effects(database)) == (True, [])
+    transaction.complete(job)
+    assert (effects(database), database.statuses()) == ([1], {job.id: "processed"})
+
+
+def test_what_its_connections_wrote_for_a_job_that_was_lost_is_rolled_back(database, me, transaction, job, write):
+    write(transaction)
+    take_away(database, me, job)
+    with pytest.raises(ClaimLost):
+        transaction.complete(job)
+    transaction.rollback()
+    assert (effects(database), database.statuses()) == ([], {job.id: "new"})
+
+
+def test_session_and_connections_are_of_one_transaction(transaction):
+    pids = [
+        transaction.session.connection().connection.driver_connection.info.backend_pid,
+        transaction.connection.scalar(text("SELECT pg_backend_pid()")),
+        transaction.driver_connection.execute("SELECT pg_backend_pid()").fetchone()[0],
+    ]
+    assert len(set(pids)) == 1
+    write_effect(transaction.session)
+    assert transaction.driver_connection.execute("SELECT id FROM effects").fetchall() == [(1,)]
+
+
+def test_a_transaction_of_the_drivers_is_a_savepoint_also_as_the_first_thing_done(database, transaction):
+    connection = transaction.driver_connection
+    with connection.transaction():
+        connection.execute(INSERT)
+    transaction.rollback()
+    assert effects(database) == []
+
+
+def test_after_a_rollback_there_is_a_connection_again(database, transaction, job, write):
+    write(transaction)
+    transaction.session.rollback()
+    write(transaction)
+    transaction.complete(job)
+    assert effects(database) == [1]
+
+
+# Of a coroutine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_loop(database_url, me):
+    """Run a scenario with an asynchronous transaction; the pool must have its connections back after it."""
+
+    def run(scenario, **engine_options):
+        async def main():
+            engine = create_async_engine(database_url, **engine_options)
+            try:
+                return await scenario(AsyncRunTransaction(lambda: AsyncSession(engine), me.options))
+            finally:
+                checked_out = engine.pool.checkedout()
+                await engine.dispose()
+                assert checked_out == 0
+
+        return asyncio.run(main())
+
+    return run
+
+
+async def insert_effect(transaction):
+    session = await transaction.async_session()
+    await session.execute(text(INSERT))
+
+
+def test_what_an_asynchronous_session_writes_commits_with_the_completion(database, in_loop, job):
+    async def scenario(transaction):
+        assert not transaction.used
+        await insert_effect(transaction)
+        assert transaction.used
+        await asyncio.to_thread(lambda: effects(database) == [] or pytest.fail("committed too early"))
+        await transaction.complete(job)
+
+    in_loop(scenario)
+    assert (effects(database), database.statuses()) == ([1], {job.id: "processed"})
+
+
+def test_an_asynchronous_run_that_lost_its_job_rolls_its_work_back(database, in_loop, me, job):
+    async def scenario(transaction):
+        await insert_effect(transaction)
+        await asyncio.to_thread(take_away, database, me, job)
+        with pytest.raises(ClaimLost, match=f"job {job.id} was taken"):
+            await transaction.complete(job)
+        await transaction.rollback()
+
+    in_loop(scenario)
+    assert (effects(database), database.statuses()) == ([], {job.id: "new"})
+
+
+def test_coroutines_that_ask_at_once_share_one_session(in_loop):
+    async def scenario(transaction):
+        first, second = await asyncio.gather(transaction.async_session(), transaction.async_session())
+        await transaction.rollback()
+        return first is second
+
+    assert in_loop(scenario)
+
+
+def test_a_coroutine_cancelled_in_a_statement_leaves_nothing_open(database, in_loop, job):
+    async def scenario(transaction):
+        async def work():
+            await insert_effect(transaction)
+            await (await transaction.async_session()).execute(text("SELECT pg_sleep(30)"))
+
+        running = asyncio.create_task(work())
+        await asyncio.to_thread(eventually, lambda: sleeps(database))
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await transaction.rollback()
+        await asyncio.to_thread(eventually, lambda: not sleeps(database))
+
+    in_loop(scenario)
+    assert (effects(database), database.statuses()) == ([], {job.id: "running"})
+
+
+def test_a_coroutine_that_was_asked_to_stop_opens_no_session(in_loop):
+    async def scenario(transaction):
+        transaction.cancel()
+        with pytest.raises(JobCancelled, match="asked to stop"):
+            await transaction.async_session()
+        await transaction.rollback()
+
+    in_loop(scenario)
+
+
+def test_an_asynchronous_session_in_autocommit_is_refused(in_loop):
+    async def scenario(transaction):
+        with pytest.raises(RuntimeError, match=r"async_session\(\) is on an AUTOCOMMIT engine"):
+            await transaction.async_session()
+
+    in_loop(scenario, isolation_level="AUTOCOMMIT")
+
+
+def test_asynchronous_sessions_are_made_from_a_url_alone(database_url, engine):
+    with pytest.raises(RuntimeError, match=r"pass Runner\(\.\.\., async_sessionmaker=\.\.\.\)"):
+        AsyncSessions(None, engine, size=1)()
+
+    async def isolation():
+        made = engine_of(database_url)
+        sessions = AsyncSessions(None, made.execution_options(isolation_level="REPEATABLE READ"), size=1)
+        async with sessions() as session:
+            level = await session.scalar(text("SHOW transaction_isolation"))
+        await sessions.dispose()
+        return level
+
+    assert asyncio.run(isolation()) == "repeatable read"
+
+
+# Two runs, isolation, sessions of the application --------------------------------------------------------------------
+
+
 def test_of_two_runs_of_one_job_only_the_owner_commits(engine, database, me, job):
     first, second = (RunTransaction(lambda: Session(engine), me.options) for _ in range(2))
     write_effect(first.session, 1)
@@ -214,9 +388,15 @@ def test_rolling_back_never_raises(engine, database, transaction, caplog):
     assert engine.pool.checkedout() == 0
 
 
-def test_an_async_task_is_refused_the_session_with_the_way_out(me):
-    with pytest.raises(RuntimeError, match=r"would block the event loop .* make the task a plain def"):
-        open_session(RunTransaction(None, me.options))
+@pytest.mark.parametrize("name", ["session", "connection", "driver_connection"])
+def test_a_coroutine_is_refused_what_would_block_its_loop_with_the_way_out(name):
+    with pytest.raises(RuntimeError, match=r"would block the event loop .* await job\.async_session\(\)"):
+        getattr(AsyncRunTransaction(None, {}), name)
+
+
+def test_a_thread_is_refused_the_asynchronous_session_with_the_way_out(transaction):
+    with pytest.raises(RuntimeError, match=r"use job\.session"):
+        transaction.async_session()
 
 
 def test_a_session_in_autocommit_is_refused(database_url, me):

@@ -168,6 +168,16 @@ def enqueues(
     session.add(Job(queue="q", payload={}))
 
 
+def connections(job: JobContext) -> tuple[Connection, psycopg.Connection[Any]]:
+    """Check what a job's transaction is to Core and to the driver."""
+    return job.connection, job.driver_connection
+
+
+async def session_of_a_coroutine(job: JobContext) -> AsyncSession:
+    """Check what it is to a coroutine."""
+    return await job.async_session()
+
+
 async def enqueues_async(
     session: AsyncSession,
     connection: AsyncConnection,
