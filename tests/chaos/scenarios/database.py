@@ -157,7 +157,7 @@ def read_only(world: World) -> None:
     "role-timeouts",
     promise="a server's own timeouts cost attempts, never jobs",
     faults="statement_timeout 100 ms, idle_in_transaction 200 ms, transaction and idle_session 1 s, set on the role; "
-    "half of the jobs take longer",
+    "some jobs take longer",
     limit=None,
 )
 def role_timeouts(world: World) -> None:
