@@ -34,7 +34,7 @@ _LONGEST_LIFE = 30.0
     "for every n, before the server heard of it and after it answered",
     limit=15.0,
     smoke=True,
-    ends={"chaos:doomed": {"dead:exhausted"}, "chaos:victim": {"dead:crashed"}},
+    ends={"chaos:doomed": {"dead:exhausted"}, "chaos:victim": {"dead:crashed", "processed"}},
 )
 def every_round_trip(world: World) -> None:
     os.environ[VARIABLE] = str(world.ledger.path)
