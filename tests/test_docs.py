@@ -553,7 +553,9 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", title).lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("name", [*DOCUMENTS, "CHANGELOG.md", "examples/catalog/README.md"])
+@pytest.mark.parametrize(
+    "name", [*DOCUMENTS, "CHANGELOG.md", "examples/catalog/README.md", "examples/signup/README.md"]
+)
 def test_links_between_the_documents_resolve(name):
     path = ROOT / name
     for target in _LINK.findall(prose(path.read_text("utf-8"))):
