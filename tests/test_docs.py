@@ -355,12 +355,15 @@ COMMANDS = {"sqla-neoq": cli.main, "sqla_neoq.run": cli.run, "sqla_neoq.migrate"
 def parse(parts: list[str]) -> None:
     place = program(parts)
     arguments, command = parts[place:], COMMANDS[Path(parts[place - 1]).name]
+    # As click itself makes it: a command keeps the help option, with the names it had in the first context, for good.
+    context = click.Context(command, **command.context_settings)
     if isinstance(command, click.Group):
         name = arguments.pop(0)
         if name in {"--help", "-h", "--version"}:
             return
         command = command.commands[name]
-    command.make_parser(click.Context(command)).parse_args(arguments)
+        context = click.Context(command, parent=context, **command.context_settings)
+    command.make_parser(context).parse_args(arguments)
 
 
 @pytest.mark.parametrize("name", with_any("shell", "ini", "yaml"))
@@ -369,6 +372,11 @@ def test_every_command_in_the_documents_parses(name):
         if block.language in {"shell", "ini", "yaml"}:
             for parts in command_lines(block.text):
                 parse(parts)
+
+
+def test_parsing_leaves_the_short_help_option_to_those_who_come_after():
+    for line in ("python -m sqla_neoq.run -h", "sqla-neoq status -h", "python -m sqla_neoq.migrate up -h"):
+        parse(shlex.split(line))
 
 
 def test_a_flag_that_does_not_exist_would_be_noticed():
