@@ -228,6 +228,8 @@ class Dispatcher(Service):
             # One outcome is to blame, or the row that it is about; nothing of this round was committed.
             outcomes, lost = self._settle_one_by_one(outcomes)
             jobs, wants = [], []
+            # Nor was anything claimed, and the wake-up that asked for it will not come again.
+            self._next_poll = 0.0
         lost -= self._doubtful
         self._unwritten = []
         self._doubtful.clear()
@@ -273,28 +275,33 @@ class Dispatcher(Service):
         Returns the outcomes as they were written, and the ids that the fence refused.
         """
         written: list[Outcome] = []
+        blocked: list[Outcome] = []
         lost: set[int] = set()
         blocked_in_a_row = 0
         for place, outcome in enumerate(outcomes):
             if blocked_in_a_row >= _MOST_BLOCKED:
                 # Somebody holds the whole table: waiting for each row would take minutes.
-                self._blocked.extend(outcomes[place:])
+                blocked.extend(outcomes[place:])
                 break
             try:
                 attempt, refused = self._settle_one(outcome)
             except DATABASE_ERRORS as error:
                 if not (is_refusal(error) or is_locked(error)):
+                    if not is_missing(error):
+                        self._doubtful.add(outcome.job.id)
                     raise
-                self._blocked.append(outcome)
+                blocked.append(outcome)
                 blocked_in_a_row += is_locked(error)
                 continue
             blocked_in_a_row = 0
             written.append(attempt)
-            lost |= refused
+            lost |= refused - self._doubtful
             # Should the database go away before the last one: written, and not to be called lost.
             self._doubtful.add(outcome.job.id)
         self._doubtful.clear()
-        if self._blocked:
+        if blocked:
+            # Only now: had the database gone away, they would all be tried again, and these must not be twice.
+            self._blocked += blocked
             self._next_unblock = monotonic() + _UNBLOCK_EVERY
         return written, lost
 
@@ -318,7 +325,8 @@ class Dispatcher(Service):
         try:
             written, lost = self._settle_one_by_one(blocked)
         except DATABASE_ERRORS:
-            self._blocked = blocked
+            # To the others: while it is still known which of them may have been written.
+            self._unwritten = blocked + self._unwritten
             raise
         if written:
             self.quarantine.ended([outcome.job.id for outcome in written if outcome.job.crashes])

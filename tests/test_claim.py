@@ -1,6 +1,7 @@
 from datetime import timedelta
 
 import pytest
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import text
 from support.running import Database, ago, ahead, claimant
 
@@ -535,6 +536,55 @@ def test_the_completion_of_one_job_says_whether_it_was_lost(database, me, runnin
         statement, parameters = completion(second, delete=True)
         assert connection.execute(statement, parameters).first() is None
     assert database.statuses() == {first.id: "processed"}
+
+
+# Completions that ride in a claim -------------------------------------------------------------------------------------
+
+
+def test_a_claim_completes_other_jobs_in_the_same_statement(database, me, running):
+    done = running(2)
+    waiting = database.add(queue="q")
+    with database.begin() as connection:
+        got = claim(connection, me, [full("q")], 9, completed=[Outcome(job, Verb.COMPLETE) for job in done])
+    assert (ids(got), got.lost) == ([waiting], frozenset())
+    assert database.statuses() == {done[0].id: "processed", done[1].id: "processed", waiting: "running"}
+    row = database.row(done[0].id)
+    assert (row.claim_token, row.error, row.cancel_requested_at) == (None, None, None)
+    assert row.finished_at >= row.ran_at
+
+
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_a_claim_says_which_completions_the_fence_refused_with_and_without_jobs(database, me, running, waiting):
+    done = [Outcome(job, Verb.COMPLETE) for job in running(3)]
+    database.change(done[0].job.id, claim_token=99)
+    database.remove(done[2].job.id)
+    added = [database.add(queue="q") for _ in range(waiting)]
+    with database.begin() as connection:
+        got = claim(connection, me, [full("q")], 9, completed=done)
+    assert (ids(got), got.lost) == (added, {done[0].job.id, done[2].job.id})
+    assert database.row(done[0].job.id).status == "running"
+    assert database.row(done[1].job.id).status == "processed"
+
+
+def test_a_worker_that_was_declared_dead_completes_what_is_still_its_own_and_claims_nothing(database, me, running):
+    (job,) = running()
+    waiting = database.add(queue="q")
+    database.remove(me.worker, model=Worker)
+    with database.begin() as connection:
+        got = claim(connection, me, [full("q")], 9, completed=[Outcome(job, Verb.COMPLETE)])
+    assert (got.jobs, got.lost) == ([], frozenset())
+    assert database.statuses() == {job.id: "processed", waiting: "new"}
+
+
+def test_a_completion_that_waits_for_a_row_too_long_takes_the_claim_back_with_it(database, me, running):
+    held, free = running(2)
+    waiting = database.add(queue="q")
+    with database.begin() as holder:
+        holder.execute(text("SELECT 1 FROM neoq_jobs WHERE id = :id FOR UPDATE"), {"id": held.id})
+        with pytest.raises(LockNotAvailable), database.begin() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '20ms'"))
+            claim(connection, me, [full("q")], 9, completed=[Outcome(job, Verb.COMPLETE) for job in (held, free)])
+    assert database.statuses() == {held.id: "running", free.id: "running", waiting: "new"}
 
 
 # Strays --------------------------------------------------------------------------------------------------------------

@@ -644,6 +644,26 @@ def test_outcomes_whose_commit_was_not_answered_are_not_called_lost(rig, databas
     assert r.ended == [(job, Verb.COMPLETE)]
 
 
+def test_a_claim_whose_answer_was_lost_completed_what_rode_in_it(rig, database, monkeypatch):
+    ran, claim, lost = [], module.claim, []
+
+    def lose_the_answer(*args, **how):
+        claimed = claim(*args, **how)
+        if how["completed"] and claimed.jobs and not lost:
+            lost.extend(claimed.jobs)
+            raise psycopg.OperationalError("the connection broke")
+        return claimed
+
+    monkeypatch.setattr(module, "claim", lose_the_answer)
+    jobs = [database.add(queue="q") for _ in range(3)]
+    r = rig(lambda job: ran.append(job.id), concurrency=1)
+    r.start()
+    eventually(lambda: len(r.ended) == 3)
+    assert lost
+    assert sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs]
+    assert sorted(ran) == jobs
+
+
 # Outcomes that cannot be written -------------------------------------------------------------------------------------
 
 
@@ -676,6 +696,104 @@ def test_an_outcome_that_cannot_be_written_is_written_as_a_plain_failure_and_the
     assert database.statuses() == {jobs[0]: "processed", jobs[1]: "failed", jobs[2]: "processed"}
     assert "could not be written" in database.row(jobs[1]).error
     assert f"the outcome of job {jobs[1]} cannot be written" in caplog.text
+
+
+@contextmanager
+def held(database, job):
+    with database.begin() as holder:
+        holder.execute(text("SELECT 1 FROM neoq_jobs WHERE id = :id FOR UPDATE"), {"id": job})
+        yield
+
+
+@contextmanager
+def refused(database, job):
+    with database.begin() as connection:
+        connection.execute(text(f"ALTER TABLE neoq_jobs ADD CONSTRAINT r CHECK (id <> {job} OR status <> 'processed')"))
+    try:
+        yield
+    finally:
+        with database.begin() as connection:
+            connection.execute(text("ALTER TABLE neoq_jobs DROP CONSTRAINT r"))
+
+
+@pytest.mark.parametrize("obstacle", [held, refused])
+def test_a_completion_that_cannot_be_written_costs_no_wake_up_that_came_with_it(
+    rig, database, no_polls, monkeypatch, obstacle
+):
+    monkeypatch.setattr(module, "LINGER", NEVER.total_seconds())
+    gate, job = Gate(), database.add(queue="q")
+    r = rig(lambda context: gate() if context.id == job else None)
+    r.start()
+    gate.await_arrived(1)
+    r.idle()
+    with obstacle(database, job):
+        gate.open()
+        eventually(lambda: r.pool._outcomes)
+        other = database.add(queue="q")
+        r.dispatcher.wake(frozenset({"q"}))
+        eventually(lambda: database.row(other).ran_at)
+    r.pool.poke()
+    eventually(lambda: {id_ for id_, _ in r.ended} == {job, other})
+    assert database.statuses() == {job: "processed" if obstacle is held else "failed", other: "processed"}
+
+
+def test_an_outcome_that_was_blocked_when_the_database_went_away_is_written_and_reported_once(
+    rig, database, monkeypatch
+):
+    monkeypatch.setattr(module, "LINGER", NEVER.total_seconds())
+    gate, broken = Gate(), []
+    jobs = [database.add(queue="q") for _ in range(2)]
+    r = rig(lambda job: gate(), concurrency=3)
+    take, settle_one = r.pool.take_outcomes, r.dispatcher._settle_one
+
+    def break_at_the_second(outcome):
+        if outcome.job.id == jobs[1] and not broken:
+            broken.append(True)
+            raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
+        return settle_one(outcome)
+
+    monkeypatch.setattr(r.pool, "take_outcomes", lambda: sorted(take(), key=lambda outcome: outcome.job.id))
+    monkeypatch.setattr(r.dispatcher, "_settle_one", break_at_the_second)
+    r.start()
+    gate.await_arrived(2)
+    r.idle()
+    with held(database, jobs[0]):
+        gate.open()
+        eventually(lambda: len(r.pool._outcomes) == 2)
+        r.pool.poke()
+        eventually(lambda: (jobs[1], Verb.COMPLETE) in r.ended)
+    assert broken
+    eventually(lambda: len(r.ended) >= 2 and not r.dispatcher._blocked)
+    assert sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs]
+
+
+def test_what_was_written_before_the_database_went_away_is_not_called_lost(rig, database, monkeypatch):
+    monkeypatch.setattr(module, "LINGER", NEVER.total_seconds())
+    monkeypatch.setattr(module, "_UNBLOCK_EVERY", 0.1)
+    gate, broken = Gate(), []
+    jobs = [database.add(queue="q") for _ in range(2)]
+    r = rig(lambda job: gate(), concurrency=3)
+    settle_one = r.dispatcher._settle_one
+
+    def break_after_the_first(outcome):
+        written = settle_one(outcome)
+        if not broken:
+            broken.append(outcome.job.id)
+            raise OperationalError("x", {}, psycopg.OperationalError("the answer was lost"))
+        return written
+
+    monkeypatch.setattr(r.dispatcher, "_settle_one", break_after_the_first)
+    r.start()
+    gate.await_arrived(2)
+    r.idle()
+    with held(database, jobs[0]), held(database, jobs[1]):
+        gate.open()
+        eventually(lambda: len(r.pool._outcomes) == 2)
+        r.pool.poke()
+        eventually(lambda: len(r.dispatcher._blocked) == 2)
+    eventually(lambda: len(r.ended) >= 2)
+    assert broken
+    assert sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs]
 
 
 def test_outcomes_wait_for_a_table_that_is_away_for_a_moment(rig, database):

@@ -262,6 +262,14 @@ def test_a_claim_that_finds_nothing_due_passes_over_no_future_jobs(table):
     assert_frugal(plan, 10)
 
 
+def test_completions_that_ride_in_a_claim_are_written_by_their_ids(table):
+    claim, done = claiming("q0"), table.runner.outcomes(100)
+    plan = table.runner.explain(statements.claim_due(completing=True), **claim, **done)
+    assert plan.nodes[0].rows == CLAIM
+    assert_frugal(plan, 3 + 1 + 4 * CLAIM + 2 * 100)
+    assert plan.indexes - {"neoq_workers_pkey"} == {"neoq_jobs_claim_idx", "neoq_jobs_pkey"}
+
+
 def test_a_suspect_is_found_without_looking_at_the_innocent(table):
     parameters = {"worker": 1, "tasks": "[]", "wanted": wanted("q0", "q1")}
     assert_frugal(table.runner.explain(statements.claim_suspect(), **parameters), 10)
