@@ -85,7 +85,8 @@ class PostgresDialect:
             connection = connection.execution_options(isolation_level="AUTOCOMMIT")
             connection.detach()
             settings = {**_SETTINGS, "application_name": f"sqla_neoq {name}"[:63]}
-            calls = ", ".join(f"set_config('{key}', %({key})s, false)" for key in settings)
+            # Each under a name of its own: the application's row factory may make named tuples.
+            calls = ", ".join(f"set_config('{key}', %({key})s, false) AS \"{key}\"" for key in settings)
             connection.exec_driver_sql(f"SELECT {calls}", settings)
         except BaseException:
             connection.close()
@@ -110,7 +111,8 @@ class PostgresDialect:
         try:
             driver_connection.autocommit = True
             driver_connection.execute(
-                "SELECT set_config('application_name', %s, false), set_config('lock_timeout', '20s', false)",
+                "SELECT set_config('application_name', %s, false) AS name, "
+                "set_config('lock_timeout', '20s', false) AS wait",
                 [f"sqla_neoq {name} listen"[:63]],
             )
         except BaseException:
@@ -212,8 +214,10 @@ def fetch(
     sql, defaults = _compiled(statement, options.get("schema_translate_map", {}).get(None))
     # Not driver_connection, which a connection that has left its pool no longer knows.
     driver_connection: Any = connection.connection.dbapi_connection
-    with driver_connection.cursor(binary=True, row_factory=tuple_row) as cursor:
-        rows: list[tuple[Any, ...]] = cursor.execute(sql, {**defaults, **parameters}).fetchall()
+    with driver_connection.cursor(row_factory=tuple_row) as cursor:
+        # The application's cursor_factory may be one that binds on the client, and those cannot read the binary format.
+        binary = not isinstance(cursor, psycopg.ClientCursor)
+        rows: list[tuple[Any, ...]] = cursor.execute(sql, {**defaults, **parameters}, binary=binary).fetchall()
     return rows
 
 

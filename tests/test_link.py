@@ -2,16 +2,19 @@ import contextlib
 import gc
 import signal
 from contextlib import contextmanager
+from decimal import Decimal
 from time import monotonic
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event, text
+from psycopg.rows import namedtuple_row
+from sqlalchemy import BigInteger, bindparam, create_engine, event, literal_column, select, text
+from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from support.running import in_thread
 from support.waiting import eventually
 
-from sqla_neoq.dialects import PostgresDialect
+from sqla_neoq.dialects import PostgresDialect, fetch
 from sqla_neoq.link import LONGEST_WAIT, Link, Reconnecting
 
 
@@ -227,6 +230,22 @@ def test_its_settings_do_not_depend_on_the_engines(database_url):
         with engine.connect() as connection:
             assert connection.scalar(text("SHOW transaction_isolation")) == "serializable"
             assert connection.scalar(text("SHOW plan_cache_mode")) == "auto"
+    finally:
+        link.close()
+        engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"cursor_factory": psycopg.ClientCursor}, {"row_factory": namedtuple_row}], ids=lambda given: [*given]
+)
+def test_rows_are_read_whatever_cursors_the_application_uses(database_url, arguments):
+    engine = create_engine(database_url, connect_args=arguments)
+    link = Link(engine, PostgresDialect(), "test")
+    statement = select(bindparam("number", type_=BigInteger), array([1, 2]), literal_column("1"), literal_column("2.5"))
+    try:
+        with link.use() as connection:
+            assert fetch(connection, statement, {"number": 7}, {}) == [(7, [1, 2], 1, Decimal("2.5"))]
+        PostgresDialect().listening_connection(engine, None, "test").close()
     finally:
         link.close()
         engine.dispose()
