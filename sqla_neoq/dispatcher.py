@@ -6,8 +6,8 @@ it claimed to the worker threads.
 When the next round comes:
 
 * at once, when a wake-up says that a queue has work and there are free slots;
-* with a backlog, when half of the jobs that may be held ready have been started: the threads never wait, and each
-  round is large;
+* with a backlog, when half of the jobs held ready, or half of those that may be, have been started: the threads never
+  wait, and each round is large;
 * otherwise when an outcome has waited a moment for others, or when polling is due.
 
 A queue that gave less than it was asked for is *dry*, and the runner is *hungry* for it: it asks the listener to hold

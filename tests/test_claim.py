@@ -579,11 +579,13 @@ def test_a_worker_that_was_declared_dead_completes_what_is_still_its_own_and_cla
 def test_a_completion_that_waits_for_a_row_too_long_takes_the_claim_back_with_it(database, me, running):
     held, free = running(2)
     waiting = database.add(queue="q")
-    with database.begin() as holder:
+    done = [Outcome(job, Verb.COMPLETE) for job in (held, free)]
+    with database.begin() as holder, database.begin() as connection:
         holder.execute(text("SELECT 1 FROM neoq_jobs WHERE id = :id FOR UPDATE"), {"id": held.id})
-        with pytest.raises(LockNotAvailable), database.begin() as connection:
-            connection.execute(text("SET LOCAL lock_timeout = '20ms'"))
-            claim(connection, me, [full("q")], 9, completed=[Outcome(job, Verb.COMPLETE) for job in (held, free)])
+        connection.execute(text("SET LOCAL lock_timeout = '20ms'"))
+        with pytest.raises(LockNotAvailable):
+            claim(connection, me, [full("q")], 9, completed=done)
+        connection.rollback()
     assert database.statuses() == {held.id: "running", free.id: "running", waiting: "new"}
 
 
