@@ -36,11 +36,15 @@ def test_the_first_duration_is_the_mean():
     assert prefetch.mean_of(None, 3.0) == 3.0
 
 
-def test_the_mean_follows_a_change_within_some_fifty_jobs():
+def test_the_mean_follows_a_change_within_some_sixty_jobs():
     mean = 0.001
-    for _ in range(50):
+    for _ in range(60):
         mean = prefetch.mean_of(mean, 1.0)
     assert 0.9 < mean < 1.0
+
+
+def test_one_job_whose_thread_lost_its_turn_makes_no_claim_small():
+    assert prefetch.ahead(20, prefetch.mean_of(8e-6, 0.1)) == prefetch.LIMIT
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
