@@ -82,14 +82,14 @@ def main(control: int, life: int) -> None:
         return
     sessions = Sessions(setup)
     channel.send(Ready())
-    guard.idle()
+    guard.done()
     while (assignment := guard.next(Assignment)) is not None:
         report = _run(assignment, runnables[assignment.home], sessions, setup)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the next job may be killed, and what this one printed is not its
                 stream.flush()
         channel.send(report)
-        guard.idle()
+        guard.done()
 
 
 def _run(assignment: Assignment, runnable: targets.Runnable, sessions: Sessions, setup: Setup) -> Report:
@@ -191,7 +191,9 @@ class Guard:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._busy = False
+        # Two numbers, each written by one thread: the next job may arrive before the main thread is done with the last.
+        self._received = 0
+        self._dealt_with = 0
 
     def start(self) -> None:
         """Start the thread."""
@@ -202,9 +204,9 @@ class Guard:
         text = self._inbox.get()
         return None if text is None else msgspec.msgpack.decode(text, type=kind)
 
-    def idle(self) -> None:
-        """Say that the last message is dealt with."""
-        self._busy = False
+    def done(self) -> None:
+        """Say that one more message is dealt with."""
+        self._dealt_with += 1
 
     def _read(self) -> None:
         while True:
@@ -214,9 +216,9 @@ class Guard:
                 text = None
             if text is None:
                 break
-            self._busy = True
+            self._received += 1
             self._inbox.put(text)
-        if not self._busy:
+        if self._received == self._dealt_with:
             self._inbox.put(None)
             time.sleep(_EXIT_LIMIT)
         with contextlib.suppress(OSError):

@@ -112,7 +112,7 @@ class _Child:
         """Wait until it has imported the tasks.
 
         Raises:
-            _CannotStartError: they cannot be imported there.
+            _CannotStartError: they cannot be imported there, or not in time.
             EOFError, OSError: it died.
         """
         if self._setup is not None:
@@ -168,8 +168,11 @@ class _Child:
                 text = self._channel.receive()
             except TimeoutError:
                 # What the task forked may hold the line open after its parent's death.
-                if not self.alive or monotonic() > until:
+                if not self.alive:
                     raise EOFError from None
+                if monotonic() > until:
+                    late = f"a child process took more than {START_LIMIT:g} s to import its tasks"
+                    raise _CannotStartError(Ready(late)) from None
                 continue
             if text is None:
                 raise EOFError

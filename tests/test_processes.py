@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +36,8 @@ from support.running import Database
 from support.waiting import eventually
 
 from sqla_neoq import ConfigurationError, Runner, RunnerConfig, TaskNotFound, cancel, enqueue, processes, targets, task
+from sqla_neoq.child import Guard
+from sqla_neoq.wire import Channel, Ready
 
 # Fixtures -------------------------------------------------------------------------------------------------------------
 
@@ -409,6 +413,42 @@ def test_a_module_that_fails_only_in_the_child_fails_the_job_with_its_traceback(
     assert failure.kind == "error"
     assert failure.message == "a child process cannot import its tasks: LookupError: not in a child"
     assert "only_here.py" in failure.traceback
+
+
+def test_a_module_that_takes_for_ever_only_in_the_child_fails_the_job_and_says_why(
+    database, database_url, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(processes, "START_LIMIT", 0.1)
+    before = children(os.getpid())
+    (tmp_path / "slow_there.py").write_text(
+        f"import os, time\nfrom sqla_neoq import task\nif os.getpid() != {os.getpid()}: time.sleep(600)\n"
+        "@task(name='t', queue='q', executor='process')\ndef t(): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow_there", raising=False)
+    (only,) = targets.load("slow_there:t")
+    with database.engine.begin() as connection:
+        id_ = only.enqueue(connection).id
+    assert Runner(database_url, only).drain().failed == 1
+    assert failure_of(database, id_).message == "a child process took more than 0.1 s to import its tasks"
+    assert children(os.getpid()) == before
+
+
+def test_the_guard_knows_of_a_job_that_came_before_the_last_was_dealt_with(monkeypatch):
+    killed = threading.Event()
+    monkeypatch.setattr(os, "killpg", lambda *_: killed.set())
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    ours, theirs = map(Channel, socket.socketpair())
+    guard = Guard(theirs)
+    guard.start()
+    for _ in range(2):
+        ours.send(Ready())
+    guard.next(Ready)
+    eventually(lambda: not guard._inbox.empty())
+    guard.done()
+    ours.close()
+    assert killed.wait(3), "it thinks that nothing runs, and waits for the end of the process"
+    theirs.close()
 
 
 @pytest.mark.parametrize(("name", "error"), [("nonsense://x", ConfigurationError), ("support:nothing", TaskNotFound)])
