@@ -53,6 +53,11 @@ def write(connection, me, job, verb=Verb.COMPLETE):
     return settle(connection, [outcome], me.options)
 
 
+def ride(connection, me, job):
+    """Claim, and complete a job in the same statement."""
+    return claim(connection, me, [Want("q", 9, True)], 9, completed=[Outcome(job, Verb.COMPLETE)])
+
+
 @contextmanager
 def first(database, ended):
     """Yield a connection in a transaction, and a function that lets another one run into its locks.
@@ -76,8 +81,10 @@ def first(database, ended):
         eventually(lambda: waits_for_a_lock(database), why=lambda: results)
 
     with database.engine.connect() as connection:
+        # Begun here: a claim by itself begins none that SQLAlchemy knows of.
+        transaction = connection.begin()
         yield connection, second, results
-        getattr(connection, ended)()
+        getattr(transaction, ended)()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -136,6 +143,17 @@ def test_a_cancel_that_meets_a_completion_comes_too_late(database, me, job, ende
     assert database.row(job.id).status == ("processed" if ended == "commit" else "running")
 
 
+@COMMIT_OR_ROLLBACK
+def test_a_completion_that_rides_in_a_claim_and_meets_a_cancel_was_faster(database, me, job, ended):
+    waiting = database.add(queue="q")
+    with first(database, ended) as (connection, second, results):
+        cancel(connection, job.id)
+        second(lambda other: ride(other, me, job))
+    ((jobs, _, lost),) = results
+    assert ([taken.id for taken in jobs], lost) == ([waiting], frozenset())
+    assert database.statuses() == {job.id: "processed", waiting: "running"}
+
+
 # The dead and the late -----------------------------------------------------------------------------------------------
 
 
@@ -154,6 +172,21 @@ def test_a_late_outcome_that_meets_the_rescue_is_refused(database, me, job, ende
     assert results == [{job.id} if ended == "commit" else set()]
     rescued = [(row.status, row.crashes) for row in database.rows()] == [("failed", 1)]
     assert rescued == (ended == "commit")
+
+
+@COMMIT_OR_ROLLBACK
+def test_a_late_completion_that_rides_in_a_claim_and_meets_the_rescue_is_refused(database, me, job, ended):
+    """And the claim takes the rescued job no more than any other: what it takes is what it saw when it began."""
+    database.remove(me.worker, model=Worker)
+    other_worker = claimant(database, database.worker())
+    waiting = database.add(queue="q")
+    with first(database, ended) as (connection, second, results):
+        assert rescue(connection, job) == [(job.id, None)]
+        second(lambda other: ride(other, other_worker, job))
+    ((jobs, _, lost),) = results
+    committed = ended == "commit"
+    assert ([taken.id for taken in jobs], lost) == ([waiting], {job.id} if committed else set())
+    assert database.statuses() == {job.id: "failed" if committed else "processed", waiting: "running"}
 
 
 @COMMIT_OR_ROLLBACK

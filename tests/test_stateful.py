@@ -43,6 +43,7 @@ from sqla_neoq import (
 from sqla_neoq.claim import Claimant, Want, claim, claim_suspect, settle
 from sqla_neoq.context import ClaimedJob
 from sqla_neoq.dialects import PostgresDialect
+from sqla_neoq.outcomes import Outcome
 from sqla_neoq.transaction import RunTransaction
 
 PROFILES = {"short": (60, 50), "long": (2000, 80)}
@@ -202,9 +203,27 @@ class Lives(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, 2), slots=st.tuples(st.integers(0, 3), st.integers(0, 3)), total=st.integers(1, 5))
     def claim(self, slot, slots, total):
-        who = self.slots[slot]
+        assert self.round(self.slots[slot], slots, total, []) == set()
+
+    @precondition(lambda self: self.runs)
+    @rule(slot=st.integers(0, 2), total=st.integers(1, 5), data=st.data())
+    def complete_and_claim(self, slot, total, data):
+        """Claim, and in the same statement complete runs, of which some have lost their jobs."""
+        own = [run for run in self.runs if self.owns(run)]
+        some = st.sampled_from(own or self.runs) | st.sampled_from(self.runs)
+        done = data.draw(st.lists(some, min_size=1, max_size=4, unique_by=lambda run: run.id))
+        owned = {run.id for run in done if self.owns(run)}
+        lost = self.round(self.slots[slot], (3, 3), total, [ENDS["success"](run) for run in done])
+        assert lost == {run.id for run in done} - owned
+        event(f"completed by a claim: {len(owned)}, refused: {len(lost)}")
+        for id_ in owned:
+            self.ended(id_, "success", delete=False)
+
+    def round(self, who: Slot, slots: tuple[int, int], total: int, completed: list[Outcome]) -> frozenset[int]:
+        """Claim, and return what the fence refused of the completed."""
         wants = [Want(queue, number, True) for queue, number in zip(QUEUES, slots, strict=True) if number]
-        jobs, next_due = claim(who.connection, Claimant(who.worker, "[]", {}), wants, total)
+        claimant = Claimant(who.worker, "[]", {})
+        jobs, next_due, lost = claim(who.connection, claimant, wants, total, completed=completed)
         # The best of each queue up to its slots, then the best of these up to the total.
         best: list[int] = []
         for want in wants:
@@ -221,6 +240,7 @@ class Lives(RuleBasedStateMachine):
                 if life.waiting and not life.due and life.queue in {want.queue for want in wants}
             ]
             assert (next_due is not None) == bool(later)
+        return lost
 
     @rule(slot=st.integers(0, 2))
     def claim_suspect(self, slot):
