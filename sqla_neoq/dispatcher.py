@@ -269,7 +269,9 @@ class Dispatcher(Service):
         if rows:
             log.warning("%d jobs of a claim whose answer was lost were put back", len(rows))
 
-    def _settle_one_by_one(self, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], set[int]]:
+    def _settle_one_by_one(
+        self, outcomes: Sequence[Outcome], most_blocked: int = _MOST_BLOCKED
+    ) -> tuple[list[Outcome], set[int]]:
         """One outcome cannot be written: write the others; that one as a plain failure, or later if it is blocked.
 
         Returns the outcomes as they were written, and the ids that the fence refused.
@@ -279,9 +281,9 @@ class Dispatcher(Service):
         lost: set[int] = set()
         blocked_in_a_row = 0
         for place, outcome in enumerate(outcomes):
-            if blocked_in_a_row >= _MOST_BLOCKED:
-                # Somebody holds the whole table: waiting for each row would take minutes.
-                blocked.extend(outcomes[place:])
+            if blocked_in_a_row >= most_blocked:
+                # Somebody may hold the whole table: waiting for each row would take minutes. Those go first next time.
+                blocked = [*outcomes[place:], *blocked]
                 break
             try:
                 attempt, refused = self._settle_one(outcome)
@@ -323,7 +325,8 @@ class Dispatcher(Service):
         blocked, self._blocked = self._blocked, []
         self._next_unblock = now + _UNBLOCK_EVERY
         try:
-            written, lost = self._settle_one_by_one(blocked)
+            # No longer than for one row: whoever waits to be claimed waits as well.
+            written, lost = self._settle_one_by_one(blocked, most_blocked=1)
         except DATABASE_ERRORS:
             # To the others: while it is still known which of them may have been written.
             self._unwritten = blocked + self._unwritten

@@ -1,3 +1,4 @@
+import contextlib
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -765,6 +766,40 @@ def test_an_outcome_that_was_blocked_when_the_database_went_away_is_written_and_
     assert broken
     eventually(lambda: len(r.ended) >= 2 and not r.dispatcher._blocked)
     assert sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs]
+
+
+def test_rows_that_stay_held_cost_a_wait_for_one_of_them_and_the_others_are_written(rig, database, monkeypatch):
+    monkeypatch.setattr(module, "_UNBLOCK_EVERY", 0.1)
+    gate, tries = Gate(), []
+    jobs = [database.add(queue="q") for _ in range(5)]
+    r = rig(lambda job: gate(), concurrency=6)
+    unblock, settle_one = r.dispatcher._unblock, r.dispatcher._settle_one
+
+    def count(now):
+        tries.append([])
+        unblock(now)
+
+    def note(outcome):
+        if tries:
+            tries[-1].append(outcome.job.id)
+        return settle_one(outcome)
+
+    monkeypatch.setattr(r.dispatcher, "_unblock", count)
+    monkeypatch.setattr(r.dispatcher, "_settle_one", note)
+    r.start()
+    gate.await_arrived(5)
+    with held(database, jobs[0]), held(database, jobs[1]):
+        with contextlib.ExitStack() as released:
+            for job in jobs[2:]:
+                released.enter_context(held(database, job))
+            gate.open()
+            eventually(lambda: len(r.dispatcher._blocked) == 5)
+            tries.clear()
+            eventually(lambda: len(tries) > 5)
+            assert {len(tried) for tried in tries[:5]} == {1}
+            assert {job for tried in tries[:5] for job in tried} == set(jobs)
+        eventually(lambda: {job for job, _ in r.ended} == set(jobs[2:]))
+    eventually(lambda: sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs])
 
 
 def test_what_was_written_before_the_database_went_away_is_not_called_lost(rig, database, monkeypatch):
