@@ -31,7 +31,7 @@ from sqla_neoq import logs, migrations, options, systemd, targets
 from sqla_neoq import status as looking
 from sqla_neoq._version import __version__
 from sqla_neoq.config import RunnerConfig
-from sqla_neoq.dialects import engine_of
+from sqla_neoq.dialects import engine_of, schema_of
 from sqla_neoq.embedded import EmbeddedServer
 from sqla_neoq.errors import (
     DatabaseUnavailable,
@@ -482,7 +482,7 @@ def _install_tables(url: str, schema: str | None) -> None:
 @contextlib.contextmanager
 def _connected(engine: Engine, schema: str | None) -> Iterator[Connection]:
     """Yield a connection that finds the tables, after checking that they are there."""
-    schema = schema or engine.get_execution_options().get("neoq_schema")
+    schema = schema or schema_of(engine)
     try:
         connection = engine.connect()
     except OperationalError as error:

@@ -202,6 +202,17 @@ def _connect_args(url: URL) -> dict[str, Any]:
     return {key: value for key, value in _TCP.items() if key not in url.query}
 
 
+def schema_of(engine: Engine) -> str | None:
+    """Return the schema that an engine's options name for the tables; None leaves it to the search path.
+
+    ``neoq_schema``, or what the application's own ``schema_translate_map`` says of tables without a schema: by that
+    SQLAlchemy sends what is enqueued there, so whoever looks for it must look there too.
+    """
+    options = engine.get_execution_options()
+    schema: str | None = options.get("neoq_schema") or (options.get("schema_translate_map") or {}).get(None)
+    return schema
+
+
 def fetch(
     connection: Connection, statement: ClauseElement, parameters: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[tuple[Any, ...]]:

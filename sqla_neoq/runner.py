@@ -20,7 +20,7 @@ from sqla_neoq import migrations, statements, targets
 from sqla_neoq.claim import Claimant, Want
 from sqla_neoq.config import RunnerConfig
 from sqla_neoq.context import StopReason
-from sqla_neoq.dialects import dialect_of, engine_of
+from sqla_neoq.dialects import dialect_of, engine_of, schema_of
 from sqla_neoq.dispatcher import Dispatcher
 from sqla_neoq.errors import ConfigurationError, DatabaseUnavailable
 from sqla_neoq.eventloop import EventLoop
@@ -122,7 +122,7 @@ class Runner:
         self._dialect = dialect_of(self._engine)
         if self.config.schema is not None:
             self._engine = self._engine.execution_options(neoq_schema=self.config.schema)
-        self._schema: str | None = self._engine.get_execution_options().get("neoq_schema")
+        self._schema = schema_of(self._engine)
         self._options = {} if self._schema is None else {"schema_translate_map": {None: self._schema}}
         # READ COMMITTED whatever the engine's default: in SERIALIZABLE, completions would fail each other's jobs.
         committed = self._engine.execution_options(isolation_level="READ COMMITTED")

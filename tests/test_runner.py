@@ -1484,6 +1484,17 @@ def test_a_runner_finds_its_tables_in_the_schema_of_its_config(fresh_database, e
     engine.dispose()
 
 
+def test_a_runner_looks_where_the_applications_own_map_of_schemas_sends_its_jobs(migrated_database):
+    url = migrated_database()  # there are tables on the search path too
+    migrate(url, 'A "Schema"')
+    engine = create_engine(url, execution_options={"schema_translate_map": {None: 'A "Schema"', "x": "y"}})
+    with engine.begin() as connection:
+        enqueue(connection, "q")
+    work = calling(lambda job: job.session.execute(text("SELECT 1")))
+    assert Runner(engine, work).drain().processed == 1
+    engine.dispose()
+
+
 @pytest.mark.parametrize("queue", ['it\'s "quoted"-Ä', "ü" * 128, "a\\b %s :x"])
 def test_a_queue_of_any_name_works_from_end_to_end(start, database, queue):
     ran = []
