@@ -14,6 +14,7 @@ import decimal
 import enum
 import hashlib
 import math
+import re
 import reprlib
 import sys
 import uuid
@@ -42,13 +43,17 @@ MAX_DEPTH: Final = 100
 interpreter's recursion limit (1,000 less what the caller's stack already uses)."""
 
 MAX_INT_DIGITS: Final = 4300
-"""How many decimal digits an int may have: Python and msgspec parse no more (PostgreSQL 131,072)."""
+"""How many characters an int may have: Python parses no more digits, and msgspec counts the sign.
+
+PostgreSQL parses 131,072."""
 
 # Types that need no look inside: msgspec checks strings, Python the length of ints, both in C.
 _ATOMS = frozenset({str, int, bool, type(None)})
 
 # From here on msgspec (like repr) writes an exponent, and jsonb turns 1e16 into the int 10000000000000000.
 _WRITTEN_WITH_EXPONENT = 1e16
+
+_LONG_NEGATIVE: Final = re.compile(rb"-[0-9]{%d}" % MAX_INT_DIGITS)
 
 _write = msgspec.json.Encoder().encode
 _read = msgspec.json.Decoder().decode
@@ -84,7 +89,7 @@ def encode(value: object, *, limit: int = MAX_PAYLOAD_BYTES, name: str = "payloa
         TypeError: A type other than these.
         ValueError: NaN or an infinity; a NUL character or a lone surrogate, in keys too; more than
             ``MAX_DEPTH`` levels, or a container inside itself; an int of more than ``MAX_INT_DIGITS``
-            digits; a text over the limit.
+            characters; a text over the limit.
 
     Every error gives the path, the value and the remedy. A small payload takes about 0.8 microseconds.
     """
@@ -231,8 +236,10 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _may_hold_huge_int(text: bytes) -> bool:
-    """Python itself refuses to write a huge int, unless the host application switched that off."""
-    return len(text) > MAX_INT_DIGITS and not 0 < sys.get_int_max_str_digits() <= MAX_INT_DIGITS
+    """Python itself refuses to write a huge int, unless the host application switched that off or it is negative."""
+    if len(text) <= MAX_INT_DIGITS:
+        return False
+    return not 0 < sys.get_int_max_str_digits() <= MAX_INT_DIGITS or _LONG_NEGATIVE.search(text) is not None
 
 
 def _checked(value: object, path: str, outer: tuple[int, ...]) -> object:
@@ -286,7 +293,8 @@ def _checked_float(value: float, path: str) -> object:
 
 
 def _check_int(value: int, path: str) -> None:
-    limit = min(MAX_INT_DIGITS, sys.get_int_max_str_digits() or MAX_INT_DIGITS)
+    longest = MAX_INT_DIGITS - (value < 0)
+    limit = min(longest, sys.get_int_max_str_digits() or longest)
     if value.bit_length() > 2_000 and abs(value) >= 10**limit:  # 640 digits is the lowest limit there is
         raise ValueError(f"{path} is {brief(value)}, and Python reads at most {limit:,} from a text: pass hex(value)")
 

@@ -175,6 +175,7 @@ def test_a_type_json_does_not_know_is_a_type_error_with_path_value_and_remedy(va
         ({"a": {"\udfff": 1}}, r"the key '\udfff' of payload['a'] has the lone surrogate '\udfff' at 0"),
         ({"a": 10**MAX_INT_DIGITS}, "payload['a'] is an int of about 4,301 digits, and Python reads at most 4,300"),
         (-(10**MAX_INT_DIGITS), "payload is an int of about 4,301 digits"),
+        ([1 - 10**MAX_INT_DIGITS], "payload[0] is an int of about 4,301 digits, and Python reads at most 4,299"),
         ({"a": nested(MAX_DEPTH)}, "is nested over 100 levels deep"),
     ],
     ids=itertools.count(),
