@@ -72,15 +72,15 @@ class NewJob:
             TypeError: a value of the wrong type.
             ValueError: a value that cannot be.
         """
-        checked_queue(queue)
+        queue = checked_queue(queue)
         if task is not None:
-            checked_text("task", task, MAX_TASK_LENGTH)
+            task = checked_text("task", task, MAX_TASK_LENGTH)
         if not isinstance(unique, bool):
             raise TypeError(f"unique={unique!r}: expected True or False; a key of your own goes into fingerprint=")
         # How large a payload may be is the engine's say, see insertion.
         text = encode(payload, limit=sys.maxsize)
         if fingerprint is not None:
-            checked_text("fingerprint", fingerprint, MAX_FINGERPRINT_LENGTH)
+            fingerprint = checked_text("fingerprint", fingerprint, MAX_FINGERPRINT_LENGTH)
         elif unique:
             fingerprint = fingerprint_of(task, payload)
         run_at, run_in = _moment("run_after", run_after)
@@ -135,7 +135,7 @@ def checked_queue(queue: object, name: str = "queue") -> str:
 
 
 def checked_text(name: str, value: object, longest: int) -> str:
-    """Return ``value`` if it is a text that PostgreSQL can store in that length."""
+    """Return ``value`` as a plain str if it is a text that PostgreSQL can store in that length."""
     if not isinstance(value, str):
         raise TypeError(f"{name}={value!r}: expected str, got {type(value).__name__}")
     if not value:
@@ -149,7 +149,8 @@ def checked_text(name: str, value: object, longest: int) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise ValueError(f"{name}={value!r}: cannot hold a lone surrogate") from None
-    return value
+    # A StrEnum's member, or what a template engine has marked as safe: its text, and not what its str() may say.
+    return str.__str__(value)
 
 
 def checked_priority(priority: object) -> int:

@@ -1,5 +1,6 @@
 """Every option is checked before any I/O; the sentence names the argument, the value and the remedy."""
 
+import enum
 import inspect
 import json
 import re
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqla_neoq import NewJob, payloads
+from sqla_neoq import NewJob, newjob, payloads
 from sqla_neoq.newjob import Options, checked_text
 
 SOON = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -26,6 +27,23 @@ def record(job):
 
 def test_what_is_not_said_is_left_to_the_task_and_to_the_database():
     assert record(of()) == {"queue": "q", "priority": 0, "payload": {}}
+
+
+class Names(enum.StrEnum):
+    QUEUE = "emails"
+    KEY = "key"
+
+    def __str__(self):
+        return "not this"
+
+
+def test_a_name_may_be_of_a_class_of_str():
+    # A member equals its text, so what was cached for the one would hide the other.
+    newjob._head.cache_clear()
+    job = of(Names.QUEUE, task=Names.KEY, fingerprint=Names.KEY)
+    assert record(job) == {"queue": "emails", "task": "key", "fingerprint": "key", "priority": 0, "payload": {}}
+    assert {type(job.queue), type(job.task), type(job.fingerprint)} == {str}
+    assert of(task=Names.KEY, unique=True) == of(task="key", unique=True)
 
 
 def test_everything_that_is_said_is_in_the_record():
