@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqla_neoq.claim import completion
 from sqla_neoq.dialects import async_twin, cancel_statement
 from sqla_neoq.errors import ClaimLost, JobCancelled
-from sqla_neoq.handles.alchemy import connection_of
+from sqla_neoq.handles.alchemy import PLAIN_CURSOR, connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def _refuse_late(*, cancelled: bool) -> None:
 def _commit(session: Session, job: ClaimedJob, options: dict[str, Any], *, delete: bool) -> None:
     session.flush()
     statement, parameters = completion(job, delete=delete)
-    lost = connection_of(session).execute(statement, parameters, execution_options=options).first()
+    lost = connection_of(session).execute(statement, parameters, execution_options={**options, **PLAIN_CURSOR}).first()
     if lost is not None:
         raise ClaimLost(f"job {job.id} was taken from this run; its work was rolled back")
     session.commit()

@@ -6,7 +6,6 @@ from sqlalchemy import text
 from support.running import Database, ago, ahead, claimant
 
 from sqla_neoq.claim import Want, claim, claim_suspect, completion, settle
-from sqla_neoq.handles.alchemy import execution_options
 from sqla_neoq.models import DeadJob, Worker
 from sqla_neoq.outcomes import Outcome, Verb
 from sqla_neoq.statements import array_literal, put_back_strays
@@ -625,7 +624,7 @@ def test_everything_works_in_a_schema_of_its_own(schema_engine):
     for _ in range(5):
         database.add(queue="q")
     with schema_engine.begin() as connection:
-        assert execution_options(connection)
+        assert me.options
         jobs = claim(connection, me, [Want("q", 5, handler=True)], 5).jobs
         assert (
             settle(connection, [outcome(job, verb) for job, verb in zip(jobs, WRITTEN, strict=True)], me.options)

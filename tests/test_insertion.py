@@ -527,6 +527,17 @@ def test_stricter_isolation_finds_the_duplicates_it_can_see(engine, level):
         assert not enqueue(session, "q", {"other": True}, unique=True).created
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("options", [{"stream_results": True}, {"yield_per": 10}])
+def test_a_connection_that_reads_with_server_side_cursors_enqueues(engine, driver, options):
+    engine = create_engine(engine.url.set(drivername=f"postgresql+{driver}"), poolclass=NullPool)
+    with engine.connect().execution_options(**options) as connection, connection.begin():
+        first = enqueue(connection, "q", unique=True)
+        assert enqueue(connection, "q", unique=True) == (first.id, False)
+        assert cancel(connection, first.id)
+    assert len(stored(engine)) == 1
+
+
 @pytest.mark.parametrize(("limit", "length"), [(None, 1024 * 1024), (100, 100)])
 def test_a_payload_over_the_limit_is_refused_with_its_size_and_under_it_is_not(engine, limit, length):
     if limit:
@@ -756,6 +767,11 @@ def async_of(engine):
             "got async_scoped_session; await .* instead",
         ),
         (async_of, "got AsyncEngine, which has no transaction to join; pass a Session"),
+        (
+            lambda engine: Session(create_engine("sqlite://")),
+            "expected one to PostgreSQL, where the jobs are, got Session to sqlite",
+        ),
+        (lambda engine: create_engine("sqlite://").connect(), "got Connection to sqlite"),
     ],
     ids=[
         "OptionEngine",
@@ -769,6 +785,8 @@ def async_of(engine):
         "AsyncConnection",
         "async_scoped_session",
         "AsyncEngine",
+        "Session to SQLite",
+        "Connection to SQLite",
     ],
 )
 def test_what_synchronous_code_cannot_use_is_refused_with_the_remedy(nowhere, make, sentence):

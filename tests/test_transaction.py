@@ -440,6 +440,14 @@ def test_sessions_of_the_application_will_do(engine, database, me, job, kind):
     assert engine.pool.checkedout() == 0
 
 
+def test_work_that_reads_with_server_side_cursors_completes(engine, database, me, job):
+    streaming = engine.execution_options(stream_results=True)
+    transaction = RunTransaction(lambda: Session(streaming), me.options)
+    assert len(transaction.session.execute(text("SELECT generate_series(1, 3)")).all()) == 3
+    transaction.complete(job)
+    assert database.statuses() == {job.id: "processed"}
+
+
 # Cancelling ----------------------------------------------------------------------------------------------------------
 
 

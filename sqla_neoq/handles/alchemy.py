@@ -24,6 +24,9 @@ T = TypeVar("T")
 # those that read from replicas.
 _CHOICE: Final[dict[str, Any]] = {"mapper": Job.__mapper__, "clause": insert(Job)}
 
+PLAIN_CURSOR: Final[dict[str, Any]] = {"stream_results": False, "yield_per": None}
+"""Options over those of the caller's connection: a server-side cursor to read large results declares no INSERT."""
+
 
 class SqlalchemyHandle(Joined):
     """A Session, scoped_session or Connection. The engine's execution options are its settings."""
@@ -31,10 +34,13 @@ class SqlalchemyHandle(Joined):
     def __init__(self, handle: Any, configured: Configured[Any] | None = None) -> None:
         self._handle = handle
         # A proxy of a Connection, as tracers make them, is one by its __class__.
-        if isinstance(handle, Connection):
-            options: Any = handle.get_execution_options()
-        else:
-            options = handle.get_bind(**_CHOICE).get_execution_options()
+        bind: Any = handle if isinstance(handle, Connection) else handle.get_bind(**_CHOICE)
+        if bind.dialect.name != "postgresql":
+            raise TypeError(
+                f"session={handle!r}: expected one to PostgreSQL, where the jobs are, "
+                f"got {handle.__class__.__name__} to {bind.dialect.name}"
+            )
+        options = bind.get_execution_options()
         settings = Settings(options.get("neoq_schema"), options.get("neoq_max_payload", Settings().max_payload))
         super().__init__(settings if configured is None else configured.over(settings))
 
@@ -49,7 +55,7 @@ class SqlalchemyHandle(Joined):
     def rows(self, query: Query) -> Rows:
         """Run one query."""
         schema = self.settings.schema
-        options: dict[str, Any] = {} if schema is None else {"schema_translate_map": {None: schema}}
+        options = PLAIN_CURSOR if schema is None else {**PLAIN_CURSOR, "schema_translate_map": {None: schema}}
         return self._connection.execute(query.statement, query.parameters, execution_options=options).all()
 
 
@@ -85,9 +91,3 @@ def connection_of(handle: Session | scoped_session[Any] | Connection) -> Connect
     if isinstance(handle, Connection):
         return handle
     return handle.connection(bind_arguments={**_CHOICE})
-
-
-def execution_options(connection: Connection) -> dict[str, Any]:
-    """Return the options by which a statement finds the tables: the engine's ``neoq_schema``, if it has one."""
-    schema = connection.get_execution_options().get("neoq_schema")
-    return {} if schema is None else {"schema_translate_map": {None: schema}}

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, te
 
 from sqla_neoq.claim import Claimant
 from sqla_neoq.context import ClaimedJob
-from sqla_neoq.handles.alchemy import execution_options
 from sqla_neoq.models import DeadJob, Failure, Job, Worker
 from sqla_neoq.payloads import encode
 
@@ -51,7 +50,7 @@ class Database:
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         with self.engine.begin() as connection:
-            yield connection.execution_options(**execution_options(connection))
+            yield connection.execution_options(**options_of(connection))
 
     def rows(self, model: Any = Job) -> list[Row[Any]]:
         """All rows of a table, by id."""
@@ -117,9 +116,15 @@ class Database:
             )
 
 
+def options_of(connection: Connection) -> dict[str, Any]:
+    """Return the options by which a statement finds the tables: the engine's ``neoq_schema``, if it has one."""
+    schema = connection.get_execution_options().get("neoq_schema")
+    return {} if schema is None else {"schema_translate_map": {None: schema}}
+
+
 def claimant(database: Database, worker: int, *tasks: str) -> Claimant:
     with database.engine.connect() as connection:
-        return Claimant(worker, encode(sorted(tasks)), execution_options(connection))
+        return Claimant(worker, encode(sorted(tasks)), options_of(connection))
 
 
 def ago(seconds: float) -> Any:
