@@ -20,7 +20,7 @@ from support.wakeups import ears
 
 from sqla_neoq import NewJob, enqueue, enqueue_many, migrations
 from sqla_neoq.migrations.rights import grants
-from sqla_neoq.payloads import encode
+from sqla_neoq.payloads import decode, encode
 
 MIB = 1024 * 1024
 
@@ -63,6 +63,8 @@ def test_a_null_is_what_was_left_out_but_a_payload_may_be_null(connection):
     assert row(connection, null).payload is None
     (one,) = call_many(connection, [{"queue": "q"}])
     assert row(connection, one[0]).payload == {}
+    (id_,) = connection.execute("SELECT neoq_enqueue('q', NULL, NULL)").fetchone()
+    assert row(connection, id_)[:7] == ("q", None, 0, {}, None, None, "new")
 
 
 @pytest.mark.parametrize("unusual", ["' \" \\ % :x $1 {} \n\t", "ü 🚀 \u2028", "q" * 128])
@@ -89,13 +91,21 @@ def test_a_number_of_seconds_or_an_interval_counts_from_now(connection, written,
 
 @pytest.mark.parametrize(
     "written",
-    ["2030-01-31T12:00:00Z", "2030-01-31 14:00:00+02", "2030-01-31T17:30:00.000000+05:30", "2030-01-31 12:00 UTC"],
+    [
+        "2030-01-31T12:00:00Z",
+        " 2030-01-31 12:00:00 Z ",
+        "2030-01-31 14:00:00+02",
+        "2030-01-31T17:30:00.000000+05:30",
+        "2030-01-31 12:00 UTC",
+    ],
 )
 def test_a_time_with_its_zone_is_that_time_whatever_the_session_s(connection, written):
     connection.execute("SET TIME ZONE 'Asia/Tokyo'")
     connection.execute("SET DateStyle = 'German, DMY'")
+    connection.execute("SET standard_conforming_strings = off")
     id_ = call(connection, "q", run_after=written, deadline=written)
     connection.execute("RESET DateStyle")
+    connection.execute("RESET standard_conforming_strings")
     job = row(connection, id_)
     assert job.run_after == job.deadline == datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -178,6 +188,12 @@ def test_a_payload_has_the_limits_that_it_has_in_python(connection):
     ):
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=sentence):
             connection.execute("SELECT neoq_enqueue('q', %s::jsonb)", [payload])
+    for number in ("9" * 4300, "-" + "9" * 4299, "1e4299", "0." + "9" * 5000):
+        (id_,) = connection.execute("SELECT neoq_enqueue('q', %s::jsonb)", [f'{{"n": {number}}}']).fetchone()
+        assert decode(connection.execute("SELECT payload::text FROM neoq_jobs WHERE id = %s", [id_]).fetchone()[0])
+    for number in ("9" * 4301, "-" + "9" * 4300, "1e4300"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="a number of over 4300 characters"):
+            connection.execute("SELECT neoq_enqueue('q', %s::jsonb)", [f'[{{"n": {number}}}]'])
     with pytest.raises(psycopg.errors.UntranslatableCharacter):
         connection.execute("""SELECT neoq_enqueue('q', '{"a": "\\u0000"}')""")
 
@@ -301,6 +317,20 @@ def test_nobody_may_call_them_who_was_not_told(connection, role, neoq_schema):
             connection.execute(query)
 
 
+def test_nor_may_those_whom_default_privileges_let_call_every_new_function(fresh_database):
+    engine = create_engine(fresh_database(), poolclass=NullPool)
+    with engine.connect() as connection:
+        for statement in (
+            "CREATE ROLE \"neoq test 'api'\"",
+            "ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO \"neoq test 'api'\", PUBLIC",
+        ):
+            connection.exec_driver_sql(statement)
+        migrations.upgrade(connection)
+        acl = "SELECT DISTINCT a.grantee = proowner FROM pg_proc, aclexplode(proacl) AS a WHERE proname ~ '^neoq_enq'"
+        assert connection.exec_driver_sql(acl).all() == [(True,)]
+        connection.rollback()
+
+
 def test_the_right_to_call_is_all_that_a_producer_needs(connection, role, neoq_schema):
     if neoq_schema:
         connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO PUBLIC").format(sql.Identifier(neoq_schema)))
@@ -340,7 +370,7 @@ def test_the_caller_s_search_path_and_objects_do_not_matter(schema_engine):
 def test_each_schema_s_functions_fill_its_own_tables(fresh_database):
     engine = create_engine(fresh_database(), poolclass=NullPool)
     # Names that the functions use for something else.
-    schemas = ["j", "m", "job", "the 'other' \"one\" $1 <schema>"]
+    schemas = ["j", "m", "job", "the 'other' \"one\" $1 <schema>", "$enqueue$ $neoq$ $neoq_$ $table$", "\\s"]
     with engine.begin() as connection:
         for schema in schemas:
             connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}", execution_options={"no_parameters": True})

@@ -3,16 +3,20 @@
 They run with their owner's rights, so a role needs no right but to call them. Two things keep that safe. Every name in
 them is qualified: the server writes the schema of the jobs table into the text when it creates them, for the
 search_path may be another one at each call. And their own search_path is ``pg_catalog`` alone.
+
+No literal in them has a backslash: what that means is up to the caller's ``standard_conforming_strings``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from sqla_neoq.migrations.quoting import literal
+
 SIGNATURES: Final = ("neoq_enqueue(text, jsonb, jsonb)", "neoq_enqueue_many(jsonb)")
 
-# "<schema>" stands for the quoted name of the schema.
-_ENQUEUE_MANY: Final = r"""
+# "<schema>" stands for the quoted name of the schema; "$enqueue$" cuts the body out.
+_ENQUEUE_MANY: Final = """
 CREATE FUNCTION <schema>.neoq_enqueue_many(jobs jsonb) RETURNS TABLE (id bigint, created boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $enqueue$
 DECLARE
@@ -23,6 +27,7 @@ DECLARE
     value jsonb;
     content text;
     longest integer;
+    size integer;
     moment timestamp with time zone;
     delay interval;
     job <schema>.neoq_jobs;
@@ -31,7 +36,7 @@ DECLARE
     results bigint[];
     fresh boolean[];
     pending integer;
-    sequence regclass := pg_get_serial_sequence($table$<schema>.neoq_jobs$table$, 'id');
+    sequence regclass := pg_get_serial_sequence(pg_typeof(job)::text, 'id');
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'jobs: expected a JSON array of objects, got '
@@ -102,11 +107,11 @@ BEGIN
                 BEGIN
                     IF jsonb_typeof(value) = 'number' THEN
                         delay := make_interval(secs => content::double precision);
-                    ELSIF jsonb_typeof(value) <> 'string' OR content ~ '^\s*[0-9]{4,}-[0-9]{2}-[0-9]{2}'
-                        AND content !~* ':[0-9]{2}([.][0-9]+)?\s*(Z|UTC|[-+][0-9]{2}(:?[0-9]{2})?)\s*$'
+                    ELSIF jsonb_typeof(value) <> 'string' OR content ~ '^ *[0-9]{4,}-[0-9]{2}-[0-9]{2}'
+                        AND content !~* ':[0-9]{2}([.][0-9]+)? *(Z|UTC|[-+][0-9]{2}(:?[0-9]{2})?) *$'
                     THEN
                         RAISE invalid_datetime_format;
-                    ELSIF content ~ '^\s*[0-9]{4,}-[0-9]{2}-[0-9]{2}' THEN
+                    ELSIF content ~ '^ *[0-9]{4,}-[0-9]{2}-[0-9]{2}' THEN
                         delay := NULL;
                         moment := content::timestamp with time zone;
                     ELSE
@@ -137,13 +142,19 @@ BEGIN
                 END IF;
             END CASE;
         END LOOP;
+        size := octet_length(job.payload::text);
         IF job.queue IS NULL THEN
             RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = label || ': the queue is missing';
-        ELSIF octet_length(job.payload::text) > 1048576 THEN
+        ELSIF size > 1048576 THEN
             RAISE EXCEPTION USING ERRCODE = '22023',
-                MESSAGE = format('%s: payload: %s bytes of JSON, the most are 1048576', label,
-                    octet_length(job.payload::text)),
+                MESSAGE = format('%s: payload: %s bytes of JSON, the most are 1048576', label, size),
                 HINT = 'Keep large data in a table of its own and pass its key.';
+        ELSIF size > 4300 AND job.payload
+            @? 'strict $.** ? (@.type() == "number" && (@ >= 1e4300 || @ <= -1e4299))'
+        THEN
+            RAISE EXCEPTION USING ERRCODE = '22023',
+                MESSAGE = label || ': payload: a number of over 4300 characters, and Python reads no more',
+                HINT = 'Pass it as a text.';
         ELSIF job.payload @? 'strict $.**{100} ? (@.type() == "array" || @.type() == "object")' THEN
             RAISE EXCEPTION USING ERRCODE = '22023',
                 MESSAGE = label || ': payload: nested over 100 levels deep', HINT = 'Pass it flatter.';
@@ -198,11 +209,12 @@ BEGIN
 END
 $enqueue$"""
 
-_ENQUEUE: Final = r"""
+_ENQUEUE: Final = """
 CREATE FUNCTION <schema>.neoq_enqueue(queue text, payload jsonb DEFAULT '{}', options jsonb DEFAULT '{}') RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $enqueue$
 BEGIN
-    IF jsonb_typeof(options) IS DISTINCT FROM 'object' OR options ?| ARRAY['queue', 'payload'] THEN
+    options := coalesce(options, '{}');
+    IF jsonb_typeof(options) <> 'object' OR options ?| ARRAY['queue', 'payload'] THEN
         RAISE EXCEPTION USING ERRCODE = '22023',
             MESSAGE = 'options: expected an object, with no "queue" and no "payload" in it';
     END IF;
@@ -216,8 +228,7 @@ def create(prefix: str) -> list[str]:
     """Return the statements that create the functions; ``prefix`` is ``"schema".`` or nothing."""
     return [
         *(_in_the_schema_of_the_tables(prefix, function) for function in (_ENQUEUE_MANY, _ENQUEUE)),
-        # PostgreSQL lets everybody call a new function, and this one writes jobs with its owner's rights.
-        *(f"REVOKE ALL ON FUNCTION {prefix}{signature} FROM PUBLIC" for signature in SIGNATURES),
+        *(_for_the_owner_alone(f"{prefix}{signature}") for signature in SIGNATURES),
     ]
 
 
@@ -226,16 +237,43 @@ def drop(prefix: str) -> list[str]:
     return [f"DROP FUNCTION IF EXISTS {prefix}{signature}" for signature in SIGNATURES]
 
 
-def _in_the_schema_of_the_tables(prefix: str, function: str) -> str:
-    table = f"{prefix}neoq_jobs".replace("'", "''")
-    # Not replace(): the schema's name may hold whatever stands for it.
-    text = " || there || ".join(f"$neoq${part}$neoq$" for part in function.strip().split("<schema>"))
-    return f"""\
-DO $neoq_do$
+def _for_the_owner_alone(function: str) -> str:
+    # PostgreSQL lets everybody call a new function, and a hosted one, by its default privileges, the roles of the
+    # public API. These write jobs with their owner's rights, and a job is code that runs.
+    do = f"""
 DECLARE
-    there text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-                   WHERE c.oid = CAST('{table}' AS regclass));
+    who oid;
 BEGIN
-    EXECUTE {text};
+    FOR who IN SELECT DISTINCT a.grantee
+        FROM pg_catalog.pg_proc AS p,
+            pg_catalog.aclexplode(coalesce(p.proacl, pg_catalog.acldefault('f', p.proowner))) AS a
+        WHERE p.oid = CAST(CAST({literal(function)} AS regprocedure) AS oid) AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE {literal(f"REVOKE ALL ON FUNCTION {function} FROM ")} || CASE who WHEN 0 THEN 'PUBLIC'
+            ELSE pg_catalog.quote_ident(CAST(pg_catalog.pg_get_userbyid(who) AS text)) END;
+    END LOOP;
 END
-$neoq_do$"""
+"""
+    return f"DO {literal(do)}"
+
+
+def _in_the_schema_of_the_tables(prefix: str, function: str) -> str:
+    head, body, _ = function.strip().split("$enqueue$")
+    # With casts, for a function of the host's that fits the types better would go before the server's own.
+    do = f"""
+DECLARE
+    there text := (
+        SELECT pg_catalog.quote_ident(CAST(n.nspname AS text))
+        FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.oid = CAST(CAST({literal(prefix + "neoq_jobs")} AS regclass) AS oid));
+BEGIN
+    EXECUTE {_filled_in(head)} || pg_catalog.quote_literal({_filled_in(body)});
+END
+"""
+    return f"DO {literal(do)}"
+
+
+def _filled_in(text: str) -> str:
+    """Write the expression that is the text with the schema in it."""
+    # Not the server's replace(): the schema's name may hold whatever stands for it.
+    return " || there || ".join(literal(part) for part in text.split("<schema>"))

@@ -1,4 +1,4 @@
-"""Identifiers in DDL: the one place where a name is pasted into SQL."""
+"""Identifiers and literals in DDL: the one place where a name is pasted into SQL."""
 
 
 def quote(name: str) -> str:
@@ -11,3 +11,11 @@ def quote(name: str) -> str:
 def qualifier(schema: str | None) -> str:
     """Return ``"schema".`` to put before a table's name, or nothing when the search_path decides."""
     return "" if schema is None else f"{quote(schema)}."
+
+
+def literal(text: str) -> str:
+    """Write a text as a literal that means the same whatever the session's ``standard_conforming_strings``."""
+    tag = "$neoq"
+    while tag in text:
+        tag += "_"
+    return f"{tag}${text}{tag}$"
