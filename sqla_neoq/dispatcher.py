@@ -230,9 +230,10 @@ class Dispatcher(Service):
             jobs, wants = [], []
             # Nor was anything claimed, and the wake-up that asked for it will not come again.
             self._next_poll = 0.0
-        lost -= self._doubtful
         self._unwritten = []
-        self._doubtful.clear()
+        if self._doubtful:
+            lost -= self._doubtful
+            self._doubtful.difference_update(outcome.job.id for outcome in outcomes)
         self._reconnecting.succeeded()
         self._pool.submit(jobs)
         if turn is Turn.SUSPECT:
@@ -300,7 +301,8 @@ class Dispatcher(Service):
             lost |= refused - self._doubtful
             # Should the database go away before the last one: written, and not to be called lost.
             self._doubtful.add(outcome.job.id)
-        self._doubtful.clear()
+        # Of no others: some may be blocked, or wait for their round.
+        self._doubtful.difference_update(outcome.job.id for outcome in written)
         if blocked:
             # Only now: had the database gone away, they would all be tried again, and these must not be twice.
             self._blocked += blocked

@@ -831,6 +831,36 @@ def test_what_was_written_before_the_database_went_away_is_not_called_lost(rig, 
     assert sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs]
 
 
+def test_what_may_have_been_written_is_remembered_while_other_outcomes_are_blocked(rig, database, monkeypatch):
+    monkeypatch.setattr(module, "_UNBLOCK_EVERY", 0.01)
+    first, second, broken = Gate(), Gate(), []
+    blocked, doubtful = [database.add(queue="q") for _ in range(2)]
+    r = rig(lambda job: (first if job.id == blocked else second)(), concurrency=3)
+    transaction = r.link.transaction
+
+    @contextmanager
+    def break_after_the_commit():
+        with transaction() as connection:
+            yield connection
+        if not broken:
+            broken.append(True)
+            raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
+
+    r.start()
+    first.await_arrived(1)
+    second.await_arrived(1)
+    r.idle()
+    with held(database, blocked):
+        first.open()
+        eventually(lambda: r.dispatcher._blocked)
+        monkeypatch.setattr(r.link, "transaction", break_after_the_commit)
+        second.open()
+        eventually(lambda: r.ended)
+    assert broken
+    assert r.ended[0] == (doubtful, Verb.COMPLETE)
+    eventually(lambda: r.ended[1:] == [(blocked, Verb.COMPLETE)])
+
+
 def test_outcomes_wait_for_a_table_that_is_away_for_a_moment(rig, database):
     gate = Gate()
 
