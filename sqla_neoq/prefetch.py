@@ -17,8 +17,8 @@ BATCH: Final = 1000
 PATIENCE: Final = 1.0
 """Seconds after which a job held ready is given back: the mean was wrong, and another runner may be idle."""
 _WEIGHT: Final = 0.05
-_MOST_TIMES: Final = 10.0
-_LEAST: Final = 0.001
+_TINY: Final = 0.0001
+_MOST_AMONG_TINY: Final = 0.001
 
 
 def ahead(slots: int, mean: float | None) -> int:
@@ -32,9 +32,11 @@ def ahead(slots: int, mean: float | None) -> int:
 def mean_of(mean: float | None, duration: float) -> float:
     """Return the running mean after one more duration: an exponential average over about twenty jobs.
 
-    One duration counts for no more than ten times the mean, or a millisecond: among tiny jobs there is always one whose
-    thread lost its turn of the interpreter for a tenth of a second, and the next claims would be a hundredth as large.
+    Among tiny jobs one counts for no more than a millisecond: there is always one whose thread lost its turn of the
+    interpreter for a tenth of a second, and the next claims would be a hundredth as large.
     """
     if mean is None:
         return duration
-    return mean + _WEIGHT * (min(duration, max(mean * _MOST_TIMES, _LEAST)) - mean)
+    if mean < _TINY:
+        duration = min(duration, _MOST_AMONG_TINY)
+    return mean + _WEIGHT * (duration - mean)
