@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
 
 from sqla_neoq.context import enter, leave
 from sqla_neoq.outcomes import Outcome, Verb, judge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from sqla_neoq.context import ClaimedJob, JobContext
     from sqla_neoq.tasks import Definition
     from sqla_neoq.transaction import AsyncRunTransaction, RunTransaction
+
+
+around_runs: Final[list[Callable[[], AbstractContextManager[object]]]] = []
+"""What integrations have entered around the call of every plain ``def`` task in this process, in its thread."""
+
+
+def _within(
+    managers: list[Callable[[], AbstractContextManager[object]]], definition: Definition, job: JobContext
+) -> Any:
+    with ExitStack() as around:
+        for manager in managers:
+            around.enter_context(manager())
+        return definition.run(job)
 
 
 def execute(job: ClaimedJob, definition: Definition, context: JobContext, transaction: RunTransaction) -> Outcome:
     """Run a plain ``def`` task in this thread."""
     mark = enter(context)
     try:
-        result = definition.run(context)
+        result = _within(around_runs, definition, context) if around_runs else definition.run(context)
         if result is not None and inspect.iscoroutine(result):
             result.close()
             raise TypeError(f"{definition.name} returned a coroutine, and none of it has run: use async def")

@@ -1,11 +1,12 @@
 import asyncio
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 from support.running import claimed
 
-from sqla_neoq import Snooze, current_job, handler, task
+from sqla_neoq import Snooze, current_job, executor, handler, task
 from sqla_neoq.context import JobContext, StopReason
 from sqla_neoq.errors import NoCurrentJob
 from sqla_neoq.executor import execute, execute_async
@@ -57,6 +58,39 @@ def test_a_task_gets_its_arguments_from_the_payload():
 
     assert run(add, payload='{"a": 1}').verb is Verb.COMPLETE
     assert got == [(1, 2)]
+
+
+def test_what_integrations_enter_is_left_whatever_the_task_does(monkeypatch):
+    seen = []
+
+    @contextmanager
+    def around():
+        seen.append("in")
+        try:
+            yield
+        finally:
+            seen.append("out")
+
+    monkeypatch.setattr(executor, "around_runs", [around])
+
+    @task(name="m:f")
+    def works():
+        seen.append("task")
+
+    @task(name="m:f")
+    def fails():
+        raise ValueError
+
+    assert (run(works).verb, run(fails).verb) == (Verb.COMPLETE, Verb.FAIL)
+    assert seen == ["in", "task", "out", "in", "out"]
+
+
+def test_an_integration_that_fails_fails_the_attempt(monkeypatch):
+    def refuse():
+        raise OSError("no")
+
+    monkeypatch.setattr(executor, "around_runs", [refuse])
+    assert run(task(name="m:f")(lambda: None)).message == "OSError: no"
 
 
 def test_a_plain_function_that_returns_a_coroutine_has_not_done_its_work():

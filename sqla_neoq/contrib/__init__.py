@@ -1,0 +1,1 @@
+"""Integrations: each imports its framework, and nothing else of this library imports them."""
