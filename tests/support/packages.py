@@ -35,7 +35,7 @@ def make_venv(directory, *arguments, borrow=False):
     """
     venv.create(directory, with_pip=False, symlinks=True)
     python = directory / "bin" / "python"
-    pip("--python", str(python), "install", *(["--no-deps"] if borrow else []), *arguments)
+    pip("--python", str(python), "install", *(["--no-deps", "--no-compile"] if borrow else []), *arguments)
     if borrow:
         (site,) = directory.glob("lib/python*/site-packages")
         (site / "borrowed.pth").write_text(str(Path(sqlalchemy.__file__).parents[1]) + "\n")
