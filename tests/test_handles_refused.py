@@ -106,6 +106,17 @@ def test_frameworks_without_a_transaction_are_refused(engine):
         enqueue(peewee.DatabaseProxy(), "q")
 
 
+def test_what_only_has_the_handle_names_it(engine):
+    import flask_sqlalchemy
+
+    with pytest.raises(TypeError, match=r"got SQLAlchemy; pass its session, db.session$"):
+        enqueue(flask_sqlalchemy.SQLAlchemy(), "q")
+    with psycopg.connect(libpq(engine.url)) as connection, connection.transaction() as transaction:
+        with pytest.raises(TypeError, match=r"got Transaction; pass its connection$"):
+            enqueue(transaction, "q")
+        assert enqueue(transaction.connection, "q").created
+
+
 def test_pony_outside_its_session_says_so_itself(engine):
     from pony import orm
 

@@ -282,6 +282,8 @@ _REMEDIES: Final[list[tuple[_Kinds, str]]] = [
         {("tortoise", "BaseDBAsyncClient")},
         f"{_NO_TRANSACTION}pass what async with in_transaction() as connection gives",
     ),
+    ({("flask_sqlalchemy", "SQLAlchemy")}, "; pass its session, db.session"),
+    ({("psycopg", "Transaction"), ("psycopg", "AsyncTransaction")}, "; pass its connection"),
     ({("peewee", "Proxy")}, "; initialize it with a database first"),
 ]
 
