@@ -82,7 +82,12 @@ class PostgresDialect:
         """Open a connection of the runner's own, outside the engine's pool, in autocommit."""
         connection = Connection(engine, connection=_apart(engine))
         try:
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection = connection.execution_options(
+                isolation_level="AUTOCOMMIT",
+                # The application's engine may read with server-side cursors, and those need a transaction.
+                stream_results=False,
+                yield_per=None,
+            )
             connection.detach()
             settings = {**_SETTINGS, "application_name": f"sqla_neoq {name}"[:63]}
             # Each under a name of its own: the application's row factory may make named tuples.

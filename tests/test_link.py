@@ -251,6 +251,18 @@ def test_rows_are_read_whatever_cursors_the_application_uses(database_url, argum
         engine.dispose()
 
 
+@pytest.mark.parametrize("options", [{"stream_results": True}, {"yield_per": 10}])
+def test_statements_run_though_the_application_reads_with_server_side_cursors(database_url, options):
+    engine = create_engine(database_url, execution_options=options)
+    link = Link(engine, PostgresDialect(), "test")
+    try:
+        with link.use() as connection:
+            connection.execute(text("DELETE FROM neoq_jobs RETURNING id")).all()
+    finally:
+        link.close()
+        engine.dispose()
+
+
 def test_the_wait_before_the_next_attempt_grows_to_some_seconds():
     reconnecting = Reconnecting()
     delays = [reconnecting.next_delay() for _ in range(40)]
