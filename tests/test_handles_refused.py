@@ -117,9 +117,12 @@ def test_what_only_has_the_handle_names_it(engine):
         assert enqueue(transaction.connection, "q").created
 
 
-def test_pony_outside_its_session_says_so_itself(engine):
+def test_pony_outside_its_session_says_so_itself(engine, monkeypatch):
+    import pony
     from pony import orm
 
+    # A main module without a file, such as that of a pytest worker, is an interactive session to Pony, and needs none.
+    monkeypatch.setattr(pony, "MODE", "CHERRYPY")
     database = orm.Database()
     where = {name: value for name, value in peewee_arguments(engine.url).items() if value}
     database.bind(provider="postgres", database=engine.url.database, **where)

@@ -116,7 +116,8 @@ def test_the_runners_own_sessions_have_the_limits_that_are_promised(place):
 
     @event.listens_for(engine, "before_cursor_execute")
     def read_back(connection, cursor, statement, *_):
-        if "neoq_claim_tokens" in statement:
+        # The dispatcher's first, on each new connection; the claim goes past SQLAlchemy's cursors.
+        if "claim_token" in statement:
             own = connection.connection.cursor()
             own.execute("SELECT " + ", ".join(f"current_setting('{name}')" for name in names))
             seen.add(own.fetchone())
