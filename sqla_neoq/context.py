@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
+    from sqla_neoq.handles import AsyncHandle, Handle
+
 
 class ClaimedJob(NamedTuple):
     """One row as the claim returned it.
@@ -71,6 +73,14 @@ class Transaction(Protocol):
 
     def async_session(self) -> Awaitable[AsyncSession]:
         """The session of a coroutine."""
+        ...
+
+    def complete_in(self, handle: Handle, job: ClaimedJob, /) -> None:
+        """Write the completion in another transaction."""
+        ...
+
+    def complete_in_async(self, handle: AsyncHandle, job: ClaimedJob, /) -> Awaitable[None]:
+        """The same in a coroutine."""
         ...
 
 
@@ -212,6 +222,25 @@ class JobContext:
                 ``async_sessionmaker``.
         """
         return self._transaction.async_session()
+
+    def complete(self, handle: Handle) -> None:
+        """Complete the job in a transaction of your own: your commit is the completion.
+
+        For work that goes through no SQLAlchemy session: Django's ``connection``, Peewee's database, a driver's
+        connection, or whatever else :func:`sqla_neoq.enqueue` takes. What is written in that transaction happens
+        exactly once. Let it be the last statement before the commit, and the commit the last that the task does: a
+        task that fails after it has failed, but it will not run again.
+
+        Raises:
+            ClaimLost: another owns the job. Let it pass, so that your transaction is rolled back.
+            RuntimeError: the handle is in no transaction, or ``job.session``, which does the same, is in use.
+            TypeError: the handle is none that ``enqueue`` takes.
+        """
+        self._transaction.complete_in(handle, self._claimed)
+
+    async def complete_async(self, handle: AsyncHandle) -> None:
+        """The same in an ``async def`` task, for a handle that :func:`sqla_neoq.enqueue_async` takes."""
+        await self._transaction.complete_in_async(handle, self._claimed)
 
     @property
     def cancelled(self) -> bool:

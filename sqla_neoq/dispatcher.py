@@ -205,6 +205,8 @@ class Dispatcher(Service):
             # Before the claim: a wake-up that comes while it is under way asks for another.
             self._wakes_seen = self.wakes
         to_write = [o for o in outcomes if not o.written and o.verb is not Verb.LOST]
+        # Those that their task's own transaction completed, if it committed.
+        self._doubtful.update(outcome.job.id for outcome in to_write if outcome.joined)
         # Nearly always: nothing but completions, which the claim's own statement writes.
         rides = bool(wants) and turn is Turn.OTHERS and not self._delete
         rides = rides and all(outcome.verb is Verb.COMPLETE for outcome in to_write)

@@ -40,7 +40,7 @@ def execute(job: ClaimedJob, definition: Definition, context: JobContext, transa
             result.close()
             raise TypeError(f"{definition.name} returned a coroutine, and none of it has run: use async def")
         if not transaction.used:
-            return Outcome(job, Verb.COMPLETE)
+            return Outcome(job, Verb.COMPLETE, joined=transaction.joined)
         transaction.complete(job)
         return Outcome(job, Verb.COMPLETE, written=True)
     except BaseException as error:  # noqa: BLE001 - SystemExit in a task is that task's failure, not the worker's end
@@ -58,7 +58,7 @@ async def execute_async(
     try:
         await definition.run(context)
         if not transaction.used:
-            return Outcome(job, Verb.COMPLETE)
+            return Outcome(job, Verb.COMPLETE, joined=transaction.joined)
         await transaction.complete(job)
         return Outcome(job, Verb.COMPLETE, written=True)
     except BaseException as error:  # noqa: BLE001 - a CancelledError too: the runner cancels, and the outcome says why

@@ -50,6 +50,7 @@ class Outcome:
         message: the failure in a line or a few.
         traceback: where it happened.
         written: the run wrote its completion itself, in its own session's transaction.
+        joined: the run wrote its completion in a transaction of the task's own, which may have committed or not.
         duration: how many seconds the run took; None for a job that was never started.
     """
 
@@ -61,6 +62,7 @@ class Outcome:
     message: str | None = None
     traceback: str | None = None
     written: bool = False
+    joined: bool = False
     duration: float | None = None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
@@ -16,6 +16,7 @@ from sqlalchemy import event
 from sqla_neoq.claim import completion
 from sqla_neoq.dialects import async_twin, cancel_statement
 from sqla_neoq.errors import ClaimLost, JobCancelled
+from sqla_neoq.handles import Configured, Query, configure, join, join_async
 from sqla_neoq.handles.alchemy import PLAIN_CURSOR, connection_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from sqla_neoq.context import ClaimedJob
+    from sqla_neoq.handles import AsyncHandle, Handle, Steps
 
 log = logging.getLogger("sqla_neoq.jobs")
 
@@ -54,6 +56,28 @@ def _commit(session: Session, job: ClaimedJob, options: dict[str, Any], *, delet
     session.commit()
 
 
+H = TypeVar("H")
+
+_IN_USE: Final = "job.session is in use, and its commit completes the job already; do the one or the other"
+_COMPLETED: Final = "the job was completed in a transaction of the task's own; do the one or the other"
+_NO_TRANSACTION: Final = (
+    "job.complete() on a connection in AUTOCOMMIT: the completion would be there before the rest of your work; "
+    "begin a transaction first, with atomic() or what your handle has"
+)
+
+
+def _completion_plan(job: ClaimedJob, *, delete: bool) -> Steps[None]:
+    rows = yield Query(*completion(job, delete=delete))
+    if rows:
+        raise ClaimLost(f"job {job.id} was taken from this run; roll back what it wrote")
+
+
+def _settled(handle: H, options: dict[str, Any]) -> H | Configured[H]:
+    """Have the completion written where the runner has its tables, if the caller does not say where."""
+    schema = options.get("schema_translate_map", {}).get(None)
+    return handle if schema is None or isinstance(handle, Configured) else configure(handle, schema=schema)
+
+
 class RunTransaction:
     """Opened on first use by the thread that runs the job; may be cancelled from another.
 
@@ -71,6 +95,7 @@ class RunTransaction:
         "_make_session",
         "_options",
         "_session",
+        "joined",
     )
 
     def __init__(self, make_session: Callable[[], Session], options: dict[str, Any], *, delete: bool = False) -> None:
@@ -82,6 +107,7 @@ class RunTransaction:
         self._lock: threading.Lock | None = None
         self._cancelled = False
         self._cancelling = False
+        self.joined = False
 
     @property
     def used(self) -> bool:
@@ -97,6 +123,8 @@ class RunTransaction:
             JobCancelled: the run was asked to stop before it opened its session.
         """
         if self._session is None:
+            if self.joined:
+                raise RuntimeError(_COMPLETED)
             _refuse_late(cancelled=self._cancelled)
             session = self._make_session()
             # Connected at once, so that a timeout knows which connection's statement to cancel.
@@ -138,6 +166,18 @@ class RunTransaction:
         raise RuntimeError(
             "job.async_session() is for async def tasks on the runner's event loop; use job.session here"
         )
+
+    def complete_in(self, handle: Handle, job: ClaimedJob, /) -> None:
+        """Write the completion, fenced, in the handle's transaction, which is the caller's to commit."""
+        if self.used:
+            raise RuntimeError(_IN_USE)
+        joined = join(_settled(handle, self._options), verb="job.complete")
+        joined.perform(lambda _: _completion_plan(job, delete=self._delete), must=_NO_TRANSACTION)
+        self.joined = True
+
+    def complete_in_async(self, _handle: AsyncHandle, _job: ClaimedJob, /) -> NoReturn:
+        """Refused: a thread has no event loop to wait on."""
+        raise RuntimeError("job.complete_async() is for async def tasks; call job.complete() here")
 
     def _began(self, _session: Session, _transaction: Any, connection: Connection) -> None:
         assert self._lock is not None
@@ -208,7 +248,7 @@ class RunTransaction:
 class AsyncRunTransaction:
     """The same for a run on the event loop, which everything but ``cancel`` is called on."""
 
-    __slots__ = ("_cancelled", "_delete", "_make_session", "_opening", "_options", "_session")
+    __slots__ = ("_cancelled", "_delete", "_make_session", "_opening", "_options", "_session", "joined")
 
     def __init__(
         self, make_session: Callable[[], AsyncSession], options: dict[str, Any], *, delete: bool = False
@@ -219,6 +259,7 @@ class AsyncRunTransaction:
         self._session: AsyncSession | None = None
         self._opening: asyncio.Lock | None = None
         self._cancelled = False
+        self.joined = False
 
     @property
     def used(self) -> bool:
@@ -236,6 +277,18 @@ class AsyncRunTransaction:
     connection = session
     driver_connection = session
 
+    def complete_in(self, _handle: Handle, _job: ClaimedJob, /) -> NoReturn:
+        """Refused: whoever waits for the database waits with the whole loop."""
+        raise RuntimeError("job.complete() would block the event loop of an async def task; await job.complete_async()")
+
+    async def complete_in_async(self, handle: AsyncHandle, job: ClaimedJob, /) -> None:
+        """Write the completion, fenced, in the handle's transaction, which is the caller's to commit."""
+        if self.used:
+            raise RuntimeError(_IN_USE)
+        joined = join_async(_settled(handle, self._options), verb="job.complete")
+        await joined.perform(lambda _: _completion_plan(job, delete=self._delete), must=_NO_TRANSACTION)
+        self.joined = True
+
     async def async_session(self) -> AsyncSession:
         """The session, opened now if need be.
 
@@ -247,6 +300,8 @@ class AsyncRunTransaction:
             self._opening = asyncio.Lock()
         async with self._opening:  # coroutines that the task gathers share one session, not the first of each
             if self._session is None:
+                if self.joined:
+                    raise RuntimeError(_COMPLETED)
                 _refuse_late(cancelled=self._cancelled)
                 session = self._make_session()
                 try:

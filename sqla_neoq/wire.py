@@ -60,6 +60,7 @@ class Report(msgspec.Struct, array_like=True):
     message: str | None
     traceback: str | None
     written: bool
+    joined: bool
 
     @classmethod
     def of(cls, outcome: Outcome) -> Report:
@@ -72,6 +73,7 @@ class Report(msgspec.Struct, array_like=True):
             outcome.message,
             outcome.traceback,
             outcome.written,
+            outcome.joined,
         )
 
     def outcome(self, job: ClaimedJob) -> Outcome:
@@ -85,6 +87,7 @@ class Report(msgspec.Struct, array_like=True):
             message=self.message,
             traceback=self.traceback,
             written=self.written,
+            joined=self.joined,
         )
 
 

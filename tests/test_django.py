@@ -99,6 +99,27 @@ def test_a_job_exists_with_its_transaction_and_a_worker_runs_it(migrated, databa
     assert users(database) == ["ada"]
 
 
+def test_a_commit_of_djangos_completes_the_job(migrated, database, run_process):
+    more = """
+from django.db import transaction
+from sqla_neoq import current_job
+
+@task(queue="shop", max_retries=0)
+def add_once(name: str) -> None:
+    with transaction.atomic():
+        add_user(name)
+        current_job().complete(connection)
+    raise RuntimeError("too late to fail")
+"""
+    tasks = migrated.directory / "shop" / "tasks.py"
+    tasks.write_text(tasks.read_text() + more)
+    migrated.python(ENQUEUE.format(name="ada").replace("add_user", "add_once"))
+    worker = run_process("neoq_worker", "--burst", module="django", cwd=migrated.directory, env=migrated.environment)
+    assert worker.wait() == 0, worker.output
+    assert [(row.task, row.status) for row in database.rows()] == [("shop.tasks:add_once", "processed")]
+    assert users(database) == ["ada"]
+
+
 def test_several_processes_are_started_by_the_same_command(migrated, database, run_process):
     migrated.python(ENQUEUE.format(name="ada"))
     worker = run_process(

@@ -18,6 +18,7 @@ class FakeTransaction:
 
     def __init__(self, *, used=False, error=None):
         self.used = used
+        self.joined = False
         self.done = []
         self._error = error
 

@@ -76,11 +76,11 @@ class AsyncSqlalchemyHandle(AsyncJoined):
         """Not asked: the synchronous handle is."""
         raise NotImplementedError
 
-    async def perform(self, plan: Plan[T], *, warn: bool = False) -> T:
+    async def perform(self, plan: Plan[T], *, warn: bool = False, must: str | None = None) -> T:
         """Run the plan in one greenlet."""
 
         def run(handle: Any) -> T:
-            return SqlalchemyHandle(handle, self._configured).perform(plan, warn=warn)
+            return SqlalchemyHandle(handle, self._configured).perform(plan, warn=warn, must=must)
 
         result: T = await self._handle.run_sync(run)
         return result

@@ -106,17 +106,20 @@ class Joined(ABC):
     def rows(self, query: Query) -> Rows:
         """Run one query in the caller's transaction and return its rows, whatever rows the caller is used to."""
 
-    def perform(self, plan: Plan[T], *, warn: bool = False) -> T:
+    def perform(self, plan: Plan[T], *, warn: bool = False, must: str | None = None) -> T:
         """Run the plan.
 
         Args:
             plan: what to do.
             warn: say so, where the caller's caller's caller stands, if there is no transaction to join.
+            must: raise a RuntimeError that says this, in that case.
         """
         steps = plan(self.settings.max_payload)
         try:
             query = next(steps)
-            if warn and not self.in_transaction():
+            if (warn or must) and not self.in_transaction():
+                if must:
+                    raise RuntimeError(must)
                 warnings.warn(_AUTOCOMMIT, NeoqWarning, stacklevel=4)
             while True:
                 query = steps.send(self.rows(query))
@@ -139,12 +142,14 @@ class AsyncJoined(ABC):
     async def rows(self, query: Query) -> Rows:
         """Run one query in the caller's transaction and return its rows, whatever rows the caller is used to."""
 
-    async def perform(self, plan: Plan[T], *, warn: bool = False) -> T:
+    async def perform(self, plan: Plan[T], *, warn: bool = False, must: str | None = None) -> T:
         """Run the plan; the arguments are those of :meth:`Joined.perform`."""
         steps = plan(self.settings.max_payload)
         try:
             query = next(steps)
-            if warn and not self.in_transaction():
+            if (warn or must) and not self.in_transaction():
+                if must:
+                    raise RuntimeError(must)
                 warnings.warn(_AUTOCOMMIT, NeoqWarning, stacklevel=4)
             while True:
                 query = steps.send(await self.rows(query))
