@@ -128,7 +128,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 @click.group(context_settings=_HELP)
 @click.version_option(__version__, prog_name="sqla-neoq")
 def main() -> None:
-    """Background jobs in the SQL database you already have."""
+    """Background jobs in the PostgreSQL database you already have. Its tables: python -m sqla_neoq.migrate."""
 
 
 @main.command(context_settings=_HELP)
