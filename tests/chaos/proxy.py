@@ -106,10 +106,15 @@ class Proxy:
         return self._each(swallow, listening)
 
     def black_hole(self, on: bool = True) -> None:
-        """Accept whoever comes and swallow all, as a network that drops packets does; so is what is there."""
+        """Accept whoever comes and swallow all, as a network that drops packets does; so is what is there.
+
+        When it ends, those connections are reset: a real one's ends have given up by then, or find bytes missing.
+        """
         self._black_hole = on
         if on:
             self.half_open()
+        else:
+            self._call(lambda: [link.abort() for link in list(self._links) if link.swallowed])
 
     def _each(self, act: Callable[[Link], None], listening: bool | None) -> int:
         def act_on_all() -> int:
