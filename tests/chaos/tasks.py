@@ -10,6 +10,7 @@ import threading
 import time
 from datetime import timedelta
 
+import psycopg
 from sqlalchemy import text
 
 from chaos.ledger import Ledger, here
@@ -43,6 +44,48 @@ def effect(key: int, seconds: float = 0.0) -> None:
     _effect(key)
     time.sleep(seconds)
     _note("end", key)
+
+
+_INSERT = text("INSERT INTO chaos_effects (key, token) VALUES (:key, :token)")
+_DRIVERS_INSERT = "INSERT INTO chaos_effects (key, token) VALUES (%s, %s)"
+
+
+@task(name="chaos:core", queue="effects", max_retries=100_000, backoff=AGAIN, timeout=LONG)
+def core(key: int) -> None:
+    """Write the row through the Core connection."""
+    _note("start", key)
+    current_job().connection.execute(_INSERT, {"key": key, "token": current_job().token})
+    _note("end", key)
+
+
+@task(name="chaos:driver", queue="effects", max_retries=100_000, backoff=AGAIN, timeout=LONG)
+def driver(key: int) -> None:
+    """Write the row through the driver's connection, within a savepoint."""
+    _note("start", key)
+    connection = current_job().driver_connection
+    with connection.transaction():
+        connection.execute(_DRIVERS_INSERT, [key, current_job().token])
+    _note("end", key)
+
+
+@task(name="chaos:coroutine", queue="effects", max_retries=100_000, backoff=AGAIN, timeout=LONG)
+async def coroutine(key: int) -> None:
+    """Write the row through the asynchronous session."""
+    _note("start", key)
+    session = await current_job().async_session()
+    await session.execute(_INSERT, {"key": key, "token": current_job().token})
+    _note("end", key)
+
+
+@task(name="chaos:own", queue="effects", max_retries=100_000, backoff=AGAIN, timeout=LONG)
+def own(key: int) -> None:
+    """Write the row in a transaction that the runner knows nothing of, and complete the job in it."""
+    _note("start", key)
+    job = current_job()
+    with psycopg.connect(os.environ["NEOQ_DATABASE_URL"].replace("+psycopg", "")) as connection:
+        connection.execute(_DRIVERS_INSERT, [key, job.token])
+        job.complete(connection)
+        _note("end", key)  # before the commit, whose answer may be lost
 
 
 @task(name="chaos:plain", queue="plain", max_retries=100_000, backoff=AGAIN, timeout=LONG)

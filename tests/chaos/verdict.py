@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from chaos.ledger import Ledger, Line
 from chaos.server import Server
 
-WITH_EFFECT = {"chaos:effect", "chaos:fails"}
+WITH_EFFECT = {"chaos:effect", "chaos:fails", "chaos:core", "chaos:driver", "chaos:coroutine", "chaos:own"}
 _MOVES = {
     ("new", "running"),
     ("failed", "running"),

@@ -1,5 +1,6 @@
 """What happens on the way to the database: delays, cuts, silence, and answers that are lost."""
 
+import itertools
 import time
 
 from chaos.proxy import Link, Proxy, Verdict
@@ -49,6 +50,37 @@ def connections_cut(world: World) -> None:
         world.sleep(world.random.uniform(0.05, 1.0))
     world.repaired()
     world.go_on()
+
+
+@SCENARIOS.add(
+    "every-transaction",
+    promise="exactly once, in job.session, its connections, job.async_session() and job.complete()",
+    faults="all connections reset, every seventh COMMIT's answer lost, while tasks write through each; then kill -9",
+    limit=10.0,
+)
+def every_transaction(world: World) -> None:
+    proxy, url = world.proxy()
+    commits = itertools.count(1)
+
+    def lose(_link: Link, request: bytes) -> Verdict:
+        return Verdict.CUT_AFTER if b"COMMIT" in request and next(commits) % 7 == 0 else Verdict.PASS
+
+    victim = world.runner(url=url)
+    world.runner(url=url)
+    world.produce("chaos:effect", "chaos:core", "chaos:driver", "chaos:coroutine", "chaos:own", rate=60)
+    world.await_starts(50)
+    proxy.judge = lose
+    until = time.monotonic() + world.seconds
+    while time.monotonic() < until:
+        world.sleep(world.random.uniform(0.2, 2.0))
+        proxy.cut()
+        world.injure()
+    _pass_all(proxy)
+    world.injected += proxy.cuts
+    world.repaired()
+    world.go_on()
+    world.kill(victim)
+    world.sleep(1)
 
 
 @SCENARIOS.add(
