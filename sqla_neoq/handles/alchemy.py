@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection
 
 from sqla_neoq.handles.contract import AsyncJoined, Configured, Joined, Settings
-from sqla_neoq.models import Job
+from sqla_neoq.models import Base, Job
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 # For sessions that choose among several engines: by the class, as SQLAlchemy's own binds do, or by what is done, like
 # those that read from replicas.
-_CHOICE: Final[dict[str, Any]] = {"mapper": Job.__mapper__, "clause": insert(Job)}
+_CHOICE: Final[dict[str, Any]] = {"mapper": Job.__mapper__, "clause": Base.metadata.tables["neoq_jobs"].insert()}
 
 PLAIN_CURSOR: Final[dict[str, Any]] = {"stream_results": False, "yield_per": None}
 """Options over those of the caller's connection: a server-side cursor to read large results declares no INSERT."""

@@ -26,6 +26,7 @@ from sqla_neoq.statements.liveness import (
     unregister_worker,
 )
 from sqla_neoq.statements.outcomes import (
+    add_to_payload,
     bury,
     complete,
     complete_and_delete,
@@ -38,6 +39,7 @@ from sqla_neoq.statements.parts import array_literal
 from sqla_neoq.statements.producing import cancel_job, find_unfinished, insert_jobs, requeue_dead
 
 __all__ = [
+    "add_to_payload",
     "advisory_lock",
     "array_literal",
     "beat",

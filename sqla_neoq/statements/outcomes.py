@@ -25,6 +25,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 from sqla_neoq.statements.parts import (
     array,
@@ -223,3 +224,14 @@ def bury() -> Select[Any]:
         written, outcome.c.reason, outcome.c.message, written.join(outcome, written.c.id == outcome.c.id)
     )
     return _lost(outcome, written).add_cte(buried, _note_failures(written, outcome))
+
+
+@cache
+def add_to_payload() -> Executable:
+    """Add the members of ``:more`` to the payload of ``:job``, in the transaction that completes it."""
+    more = cast(bindparam("more", type_=Text), JSONB)
+    return (
+        update(jobs)
+        .where(jobs.c.id == bindparam("job", type_=BigInteger))
+        .values(payload=jobs.c.payload.op("||")(more))
+    )

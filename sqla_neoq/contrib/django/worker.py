@@ -11,12 +11,10 @@ from django.tasks.base import TaskError
 from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
-from sqlalchemy import bindparam, update
-from sqlalchemy.dialects.postgresql import JSONB
 
-from sqla_neoq import Discard, Retry, Snooze, current_job, task
+from sqla_neoq import Discard, Retry, Snooze, current_job, statements, task
 from sqla_neoq.contrib.django.backend import NAME, NeoqBackend, task_at
-from sqla_neoq.models import Job
+from sqla_neoq.payloads import encode
 
 BACKENDS: Final = [backend for backend in task_backends.all() if isinstance(backend, NeoqBackend)]
 
@@ -50,8 +48,7 @@ def perform(backend: str, path: str, args: list[Any], kwargs: dict[str, Any], **
             task_finished.send(type(sender), task_result=result)
         raise
     if value is not None:
-        more = bindparam("more", {"result": value}, type_=JSONB)
-        job.connection.execute(update(Job).where(Job.id == job.id).values(payload=Job.payload.op("||")(more)))
+        job.connection.execute(statements.add_to_payload(), {"job": job.id, "more": encode({"result": value})})
     _finish(result, TaskResultStatus.SUCCESSFUL)
     object.__setattr__(result, "_return_value", value)
     task_finished.send(type(sender), task_result=result)
