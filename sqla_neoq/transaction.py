@@ -72,7 +72,7 @@ def _completion_plan(job: ClaimedJob, *, delete: bool) -> Steps[None]:
         raise ClaimLost(f"job {job.id} was taken from this run; roll back what it wrote")
 
 
-def _settled(handle: H, options: dict[str, Any]) -> H | Configured[H]:
+def _at_the_tables(handle: H, options: dict[str, Any]) -> H | Configured[H]:
     """Have the completion written where the runner has its tables, if the caller does not say where."""
     schema = options.get("schema_translate_map", {}).get(None)
     return handle if schema is None or isinstance(handle, Configured) else configure(handle, schema=schema)
@@ -171,7 +171,7 @@ class RunTransaction:
         """Write the completion, fenced, in the handle's transaction, which is the caller's to commit."""
         if self.used:
             raise RuntimeError(_IN_USE)
-        joined = join(_settled(handle, self._options), verb="job.complete")
+        joined = join(_at_the_tables(handle, self._options), verb="job.complete")
         joined.perform(lambda _: _completion_plan(job, delete=self._delete), must=_NO_TRANSACTION)
         self.joined = True
 
@@ -285,7 +285,7 @@ class AsyncRunTransaction:
         """Write the completion, fenced, in the handle's transaction, which is the caller's to commit."""
         if self.used:
             raise RuntimeError(_IN_USE)
-        joined = join_async(_settled(handle, self._options), verb="job.complete")
+        joined = join_async(_at_the_tables(handle, self._options), verb="job.complete")
         await joined.perform(lambda _: _completion_plan(job, delete=self._delete), must=_NO_TRANSACTION)
         self.joined = True
 
