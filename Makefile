@@ -39,7 +39,7 @@ format: $(VENV)/.develop  ## rewrite the code in the project's style
 bench: $(VENV)/.develop  ## measure beside the raw SQL loop, some minutes (NEOQ_BENCH_DATABASE_URL, BENCH_ARGS="--help")
 	@$(IN_VENV) benchmarks $(BENCH_ARGS)
 
-bench-smoke: $(VENV)/.develop  ## see in seconds that every benchmark works
+bench-smoke: $(VENV)/.develop  ## see in under a minute that every benchmark works
 	@$(IN_VENV) benchmarks --smoke $(BENCH_ARGS)
 
 chaos: $(VENV)/.develop  ## break what the queue stands on, half an hour, and see its promises hold (CHAOS_ARGS="--help")

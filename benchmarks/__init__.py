@@ -6,8 +6,10 @@
 :mod:`.database`          the server to measure on, its facts, and a database that is thrown away
 :mod:`.jobs`              the tasks, and jobs put into the table by SQL
 :mod:`.raw`               the same work with psycopg alone: what there is to compare with
-:mod:`.scenarios`         each measurement, alternating between the library and the raw loop
-:mod:`.report`            figures as a table, as JSON and as a block in the documents
+:mod:`.bench`             what every scenario works with: sizes, rounds, connections, the timing of a drain
+:mod:`.scenarios`         the measurements, alternating between the library and what it is compared with
+:mod:`.figures`           what a measurement yields
+:mod:`.report`            figures as a table, as JSON and as blocks in the documents
 ========================  ==================================================================================
 
 An absolute figure belongs to one machine at one hour; the ratio to the raw loop is what compares.

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import psycopg
 
 QUEUE: Final = "bench"
-QUEUES: Final = tuple(f"bench-{number}" for number in range(10))
+QUEUES: Final = tuple(f"bench-{number}" for number in range(50))
 PRIORITIES: Final = (-20, -10, 0, 10, 20)
 
 arrivals: Final[queue.SimpleQueue[tuple[int, float]]] = queue.SimpleQueue()
-"""When each job of :func:`mark` began, on this process's ``perf_counter()``."""
+"""When each job of :func:`mark` began, on this process's ``monotonic()``."""
 effects: Final = Table("bench_effects", MetaData(), Column("job", BigInteger, nullable=False))
 """What a task of an application would write: one row."""
 
@@ -31,7 +31,7 @@ def noop(number: int) -> None:
 @task(queue=QUEUE)
 def mark(number: int) -> None:
     """Say when it began."""
-    arrivals.put((number, time.perf_counter()))
+    arrivals.put((number, time.monotonic()))
 
 
 @task(queue=QUEUE)
@@ -59,12 +59,12 @@ def fill(connection: psycopg.Connection[Any], count: int, *, task: str = noop.na
 
 
 def fill_lanes(connection: psycopg.Connection[Any], count: int) -> None:
-    """Insert that many due jobs, spread evenly over ten queues with five priorities each."""
+    """Insert that many due jobs, spread evenly over fifty queues with five priorities each."""
     _insert(
         connection,
         """
         INSERT INTO neoq_jobs (queue, task, payload, priority)
-        SELECT (%s::text[])[1 + n %% 10], %s, jsonb_build_object('number', n), (%s::smallint[])[1 + n / 10 %% 5]
+        SELECT (%s::text[])[1 + n %% 50], %s, jsonb_build_object('number', n), (%s::smallint[])[1 + n / 50 %% 5]
         FROM generate_series(1, %s) AS n
         """,
         (list(QUEUES), noop.name, list(PRIORITIES), count),
@@ -81,6 +81,19 @@ def fill_future(connection: psycopg.Connection[Any], count: int) -> None:
         FROM generate_series(1, %s) AS n
         """,
         (QUEUE, noop.name, count),
+    )
+
+
+def fill_unknown(connection: psycopg.Connection[Any], count: int) -> None:
+    """Insert that many jobs of a task nobody here knows, due before all others."""
+    _insert(
+        connection,
+        """
+        INSERT INTO neoq_jobs (queue, task, payload, run_after)
+        SELECT %s, %s, jsonb_build_object('number', n), now() - interval '1 day' + n * interval '1 ms'
+        FROM generate_series(1, %s) AS n
+        """,
+        (QUEUE, "nobody:knows", count),
     )
 
 

@@ -30,15 +30,16 @@ _CLAIM: Final = """
 UPDATE neoq_jobs SET status = 'running', worker_id = 0, claim_token = 1, ran_at = statement_timestamp()
 WHERE id = ANY (ARRAY(
     SELECT id FROM neoq_jobs
-    WHERE {queues} AND status IN ('new', 'failed') AND run_after <= statement_timestamp()
+    WHERE {which} AND status IN ('new', 'failed') AND run_after <= statement_timestamp()
     ORDER BY priority DESC, run_after, id
     LIMIT %s
     FOR UPDATE SKIP LOCKED
 ))
 RETURNING id, task, payload::text
 """
-_CLAIM_ONE_QUEUE: Final = _CLAIM.format(queues="queue = %s")
-_CLAIM_QUEUES: Final = _CLAIM.format(queues="queue = ANY (%s)")
+_CLAIM_ONE_QUEUE: Final = _CLAIM.format(which="queue = %s")
+_CLAIM_TASK: Final = _CLAIM.format(which="queue = %s AND task = %s")
+_CLAIM_QUEUES: Final = _CLAIM.format(which="queue = ANY (%s)")
 _COMPLETE: Final = """
 UPDATE neoq_jobs SET status = 'processed', finished_at = statement_timestamp(), claim_token = NULL
 WHERE id = ANY (%s::bigint[])
@@ -50,16 +51,22 @@ WHERE id = %s AND status = 'running' AND claim_token = 1
 _INSERT: Final = "INSERT INTO neoq_jobs (queue, task, payload) VALUES "
 
 
-def drain(database: Database, queues: Sequence[str] = (QUEUE,)) -> None:
-    """Claim and complete until nothing is left."""
-    statement, asked = (_CLAIM_ONE_QUEUE, queues[0]) if len(queues) == 1 else (_CLAIM_QUEUES, list(queues))
+def drain(database: Database, queues: Sequence[str] = (QUEUE,), *, task: str | None = None) -> None:
+    """Claim and complete until nothing is left, or nothing of that task."""
+    asked: list[Any]
+    if len(queues) > 1:
+        statement, asked = _CLAIM_QUEUES, [list(queues)]
+    elif task is None:
+        statement, asked = _CLAIM_ONE_QUEUE, [queues[0]]
+    else:
+        statement, asked = _CLAIM_TASK, [queues[0], task]
     done: list[int] = []
     with _connected(database) as connection:
         while True:
             with connection.transaction():
                 if done:
                     connection.execute(_COMPLETE, ("{" + ",".join(map(str, done)) + "}",))
-                rows = connection.execute(statement, (asked, BATCH)).fetchall()
+                rows = connection.execute(statement, (*asked, BATCH)).fetchall()
             if not rows and not done:
                 return
             done = [row[0] for row in rows]
@@ -138,7 +145,7 @@ class Waiter(threading.Thread):
                 if notification.payload == "stop":
                     return
                 rows = claiming.execute(_CLAIM_ONE_QUEUE, (QUEUE, 1)).fetchall()
-                now = time.perf_counter()
+                now = time.monotonic()
                 for row in rows:
                     self.arrivals.put(now)
                     claiming.execute(_COMPLETE_ONE, (row[0],))

@@ -1,81 +1,84 @@
-"""Figures as a table for people, as JSON for machines, and as a block in the documents."""
+"""Figures as a table for people, as JSON for machines, and as blocks in the documents."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from benchmarks.figures import Figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 START: Final = "<!-- bench:start -->"
 END: Final = "<!-- bench:end -->"
 _HEAD: Final = ("what", "sqla_neoq", "beside", "its figure", "ratio")
 
+THOSE_THAT_MATTER: Final = (
+    "drain-20k",
+    "drain-million",
+    "future",
+    "history",
+    "bulk",
+    "rush",
+    "in-session",
+    "pick-up-p50",
+    "pick-up-p99",
+    "memory",
+)
+"""The lines of the short table."""
 
-@dataclass(frozen=True)
-class Figure:
-    """One line of the table.
+
+class Result(NamedTuple):
+    """What a run found.
 
     Attributes:
-        name: stands for it in the JSON.
-        title: what was done.
-        unit: ``jobs/s``, where more is better, or ``ms``, where less is.
-        ours: the library's figure of each round.
-        beside: what it is compared with.
-        theirs: the figure of that in each round.
-        detail: further facts for the JSON.
+        facts: where it ran.
+        rounds: how often each measurement was repeated at most.
+        smoke: whether the sizes were small ones, so that the figures mean nothing.
+        figures: what was measured.
+        failed: the scenarios that did not get to an end, each with its error.
     """
 
-    name: str
-    title: str
-    unit: str
-    ours: Sequence[float]
-    beside: str
-    theirs: Sequence[float]
-    detail: dict[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any]
+    rounds: int
+    smoke: bool
+    figures: Sequence[Figure]
+    failed: Mapping[str, str]
 
-    @property
-    def value(self) -> float:
-        """The best of the rounds."""
-        return self._best(self.ours)
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        content = self._asdict() | {"figures": [figure.record() for figure in self.figures]}
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
-    @property
-    def other(self) -> float:
-        """The best of the other's rounds."""
-        return self._best(self.theirs)
+    @classmethod
+    def of_json(cls, text: str) -> Result:
+        """Return what :meth:`to_json` wrote."""
+        content = json.loads(text)
+        return cls(
+            content["facts"],
+            content.get("rounds", 1),
+            content.get("smoke", False),
+            [Figure.of_record(record) for record in content["figures"]],
+            content.get("failed", {}),
+        )
 
-    @property
-    def ratio(self) -> float:
-        """Ours divided by the other's: 1 is as good; for ``jobs/s`` more is better, for ``ms`` less."""
-        return self.value / self.other
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the line as text."""
-        return self.title, self._said(self.value), self.beside, self._said(self.other), f"{self.ratio:.2f}"
-
-    def record(self) -> dict[str, Any]:
-        """Return the line for the JSON."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "unit": self.unit,
-            "value": self.value,
-            "rounds": list(self.ours),
-            "beside": self.beside,
-            "other": self.other,
-            "other_rounds": list(self.theirs),
-            "ratio": self.ratio,
-            **self.detail,
-        }
-
-    def _best(self, rounds: Sequence[float]) -> float:
-        return min(rounds) if self.unit == "ms" else max(rounds)
-
-    def _said(self, value: float) -> str:
-        return f"{value:.2f} ms" if self.unit == "ms" else f"{value:,.0f}/s"
+def merge(results: Sequence[Result]) -> Result:
+    """Put the figures of several runs together: of two with one name the later counts, in the place of the first."""
+    figures: dict[str, Figure] = {}
+    for result in results:
+        figures.update({figure.name: figure for figure in result.figures})
+    last = results[-1]
+    return Result(
+        last.facts,
+        max(result.rounds for result in results),
+        any(result.smoke for result in results),
+        list(figures.values()),
+        last.failed,
+    )
 
 
 def table(figures: Sequence[Figure]) -> str:
@@ -92,29 +95,31 @@ def table(figures: Sequence[Figure]) -> str:
     )
 
 
-def markdown(figures: Sequence[Figure], facts: dict[str, Any], rounds: int) -> str:
-    """Return the figures as a Markdown table, and a line that says what they were measured on."""
+def markdown(result: Result, *, short: bool = False) -> str:
+    """Return a Markdown table, and a line that says what the figures were measured on.
+
+    Grouped by topic, or short: the lines of :data:`THOSE_THAT_MATTER`.
+    """
     lines = ["| " + " | ".join(_HEAD) + " |", "|---|--:|---|--:|--:|"]
-    lines += ["| " + " | ".join(figure.cells()) + " |" for figure in figures]
-    return "\n".join([*lines, "", measured_on(facts, rounds)])
+    if short:
+        named = {figure.name: figure for figure in result.figures}
+        lines += map(_row, [named[name] for name in THOSE_THAT_MATTER if name in named])
+    else:
+        lines += _grouped(result.figures)
+    return "\n".join([*lines, "", measured_on(result)])
 
 
-def measured_on(facts: dict[str, Any], rounds: int) -> str:
+def measured_on(result: Result) -> str:
     """Say in a sentence or two what the figures belong to."""
+    facts = result.facts
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     return (
         f"Measured on {facts['date']}: {facts['cores']} cores ({facts['cpu']}) for the runner and the server together, "
         f"PostgreSQL {facts['postgresql']} ({facts['server']}, {facts['transport']}; {settings}), "
         f"Python {facts['python']}, SQLAlchemy {facts['sqlalchemy']}, psycopg {facts['psycopg']}. "
-        f"Throughput is the best of {rounds} rounds that alternate with what stands beside it; "
+        f"Throughput is the best of up to {result.rounds} rounds that alternate with what stands beside it; "
         f"the machine's load average before the run was {facts['load_before']}."
     )
-
-
-def to_json(figures: Sequence[Figure], facts: dict[str, Any], *, rounds: int, smoke: bool) -> str:
-    """Return everything as JSON."""
-    records = [figure.record() for figure in figures]
-    return json.dumps({"facts": facts, "rounds": rounds, "smoke": smoke, "figures": records}, indent=2) + "\n"
 
 
 def update(document: Path, block: str) -> bool:
@@ -128,3 +133,15 @@ def update(document: Path, block: str) -> bool:
         return False
     document.write_text(f"{before}{START}\n{block}\n{END}{after}", encoding="utf-8")
     return True
+
+
+def _grouped(figures: Sequence[Figure]) -> Iterator[str]:
+    places = {topic: place for place, topic in reversed([*enumerate(figure.topic for figure in figures)])}
+    for topic, group in groupby(sorted(figures, key=lambda figure: places[figure.topic]), lambda figure: figure.topic):
+        if topic:
+            yield f"| **{topic}** | | | | |"
+        yield from map(_row, group)
+
+
+def _row(figure: Figure) -> str:
+    return "| " + " | ".join(figure.cells()) + " |"
