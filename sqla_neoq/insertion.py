@@ -6,10 +6,12 @@ What a handle is and how a statement goes through it is :mod:`sqla_neoq.handles`
 from __future__ import annotations
 
 import sys
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqla_neoq import statements
 from sqla_neoq.handles import Query, join, join_async
+from sqla_neoq.newjob import records
 from sqla_neoq.payloads import encode
 
 if TYPE_CHECKING:
@@ -67,8 +69,7 @@ def unfinished(keys: Iterable[tuple[str, str | None]]) -> Steps[dict[tuple[str, 
 
 
 def _check_size(payload: str, limit: int) -> None:
-    # No character takes more than four bytes: nearly every payload is seen to fit by its length.
-    if len(payload) * 4 > limit and (size := len(payload.encode())) > limit:
+    if (size := len(payload.encode())) > limit:
         raise ValueError(
             f"payload: {size:,} bytes of JSON, the most are {limit:,}; keep large data in a table of its own and pass "
             "its key, or raise the limit with create_engine(..., execution_options={'neoq_max_payload': ...}), or "
@@ -78,10 +79,12 @@ def _check_size(payload: str, limit: int) -> None:
 
 def _insert(jobs: Sequence[NewJob], limit: int) -> Steps[list[Enqueued]]:
     for job in jobs:
-        _check_size(job.payload, limit)
+        # No character takes more than four bytes: nearly every payload is seen to fit by its length.
+        if len(job.payload) * 4 > limit:
+            _check_size(job.payload, limit)
     if jobs and all(job.fingerprint is None for job in jobs):
-        rows = yield Query(statements.insert_jobs(keyed=False), {"jobs": _records(jobs)})
-        return [Enqueued(id_, created=True) for id_ in _in_order(rows, len(jobs))]
+        rows = yield Query(statements.insert_jobs(keyed=False), {"jobs": records(jobs)})
+        return list(map(Enqueued, _in_order(rows, len(jobs)), repeat(True)))
     results: list[Enqueued | None] = [None] * len(jobs)
     # Those with a fingerprint last, and in one order everywhere: two callers with the same keys in opposite orders
     # would wait for each other in a deadlock. The others keep their order, in which they will run.
@@ -89,7 +92,7 @@ def _insert(jobs: Sequence[NewJob], limit: int) -> Steps[list[Enqueued]]:
     for _ in range(MOST_ROUNDS):
         if not pending:
             return [result for result in results if result is not None]
-        rows = yield Query(statements.insert_jobs(), {"jobs": _records([jobs[place] for place in pending])})
+        rows = yield Query(statements.insert_jobs(), {"jobs": records([jobs[place] for place in pending])})
         keyed = {(queue, fingerprint): id_ for id_, queue, fingerprint in rows if fingerprint is not None}
         plain = sum(jobs[place].fingerprint is None for place in pending)
         ordered = iter(_in_order([row for row in rows if row[2] is None], plain))
@@ -104,10 +107,6 @@ def _insert(jobs: Sequence[NewJob], limit: int) -> Steps[list[Enqueued]]:
                 duplicates.append(place)
         pending = yield from _find(jobs, duplicates, results)
     raise RuntimeError(f"a duplicate of {jobs[pending[0]]!r} came and went {MOST_ROUNDS} times during one enqueue")
-
-
-def _records(jobs: Iterable[NewJob]) -> str:
-    return "[" + ",".join([job.record() for job in jobs]) + "]"
 
 
 def _in_order(rows: Sequence[Sequence[Any]], expected: int) -> list[int]:
