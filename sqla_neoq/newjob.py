@@ -104,25 +104,26 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
             fingerprint,
         )
 
-    def with_payload(self, payload: Any) -> NewJob:
-        """Return the same job with another payload, which alone is left to be checked.
 
-        Raises:
-            TypeError: a type that JSON does not have.
-            ValueError: a value that JSON cannot hold.
-        """
-        return NewJob(
-            self.queue,
-            self.task,
-            encode(payload, limit=sys.maxsize),
-            self.priority,
-            self.run_at,
-            self.run_in,
-            self.deadline_at,
-            self.deadline_in,
-            self.max_retries,
-            self.fingerprint,
-        )
+def with_payload(job: NewJob, payload: Any) -> NewJob:
+    """Return the same job with another payload, which alone is left to be checked.
+
+    Raises:
+        TypeError: a type that JSON does not have.
+        ValueError: a value that JSON cannot hold.
+    """
+    return NewJob(
+        job.queue,
+        job.task,
+        encode(payload, limit=sys.maxsize),
+        job.priority,
+        job.run_at,
+        job.run_in,
+        job.deadline_at,
+        job.deadline_in,
+        job.max_retries,
+        job.fingerprint,
+    )
 
 
 def records(jobs: Iterable[NewJob]) -> str:
@@ -131,37 +132,28 @@ def records(jobs: Iterable[NewJob]) -> str:
     What is None is left out.
     """
     runs = []
-    for alike, run in groupby(jobs, _ALL_BUT_THE_PAYLOAD):
+    for _, run in groupby(jobs, _ALL_BUT_THE_PAYLOAD):
+        alike = list(run)
         # The payloads are JSON already; encoding them again would only cost.
-        payloads = ",".join([job.payload for job in run])
-        runs.append(f'{_head(*alike)}"payloads":[{payloads}]}}')
+        runs.append(f'{_head(alike[0])}"payloads":[{",".join([job.payload for job in alike])}]}}')
     return f"[{','.join(runs)}]"
 
 
 _ALL_BUT_THE_PAYLOAD: Final = attrgetter(*(name for name in NewJob.__struct_fields__ if name != "payload"))
 
 
-def _head(
-    queue: str,
-    task: str | None,
-    priority: int,
-    run_at: datetime | None,
-    run_in: float | None,
-    deadline_at: datetime | None,
-    deadline_in: float | None,
-    max_retries: int | None,
-    fingerprint: str | None,
-) -> str:
-    head = _usual_head(queue, task, priority)
-    if run_at is run_in is deadline_at is deadline_in is max_retries is fingerprint is None:
+def _head(job: NewJob) -> str:
+    head = _usual_head(job.queue, job.task, job.priority)
+    plain = job.fingerprint is None and job.run_in is None and job.run_at is None
+    if plain and job.deadline_in is None and job.deadline_at is None and job.max_retries is None:
         return head
     return head + _fields(
-        run_at=None if run_at is None else run_at.isoformat(),
-        run_in=run_in,
-        deadline_at=None if deadline_at is None else deadline_at.isoformat(),
-        deadline_in=deadline_in,
-        max_retries=max_retries,
-        fingerprint=fingerprint,
+        run_at=None if job.run_at is None else job.run_at.isoformat(),
+        run_in=job.run_in,
+        deadline_at=None if job.deadline_at is None else job.deadline_at.isoformat(),
+        deadline_in=job.deadline_in,
+        max_retries=job.max_retries,
+        fingerprint=job.fingerprint,
     )
 
 

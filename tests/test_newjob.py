@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqla_neoq import NewJob, newjob, payloads
-from sqla_neoq.newjob import Options, checked_text
+from sqla_neoq.newjob import Options, checked_text, records
 
 SOON = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -22,11 +22,27 @@ def of(queue="q", payload=None, **options):
 
 
 def record(job):
-    return json.loads(job.record())
+    (run,) = json.loads(records([job]))
+    (payload,) = run.pop("payloads")
+    return {**run, "payload": payload}
 
 
 def test_what_is_not_said_is_left_to_the_task_and_to_the_database():
     assert record(of()) == {"queue": "q", "priority": 0, "payload": {}}
+
+
+def test_jobs_alike_and_side_by_side_are_one_record():
+    jobs = [of(payload=1), of(payload=[None]), of(payload=3, priority=1), of(payload=4), of(payload=5, unique=True)]
+    runs = [(run["priority"], "fingerprint" in run, run["payloads"]) for run in json.loads(records(jobs))]
+    assert runs == [(0, False, [1, [None]]), (1, False, [3]), (0, False, [4]), (0, True, [5])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"run_after": SOON}, {"run_after": timedelta(1)}, {"deadline": SOON}, {"max_retries": 1}],
+)
+def test_no_option_is_taken_over_from_the_job_before(options):
+    assert len(json.loads(records([of(), of(**options), of()]))) == 3
 
 
 class Names(enum.StrEnum):
@@ -39,7 +55,7 @@ class Names(enum.StrEnum):
 
 def test_a_name_may_be_of_a_class_of_str():
     # A member equals its text, so what was cached for the one would hide the other.
-    newjob._head.cache_clear()
+    newjob._usual_head.cache_clear()
     job = of(Names.QUEUE, task=Names.KEY, fingerprint=Names.KEY)
     assert record(job) == {"queue": "emails", "task": "key", "fingerprint": "key", "priority": 0, "payload": {}}
     assert {type(job.queue), type(job.task), type(job.fingerprint)} == {str}
@@ -241,7 +257,7 @@ values = st.recursive(
 
 @settings(deadline=None)
 @given(queue=texts, payload=values)
-def test_the_record_is_one_json_object_whatever_is_in_the_job(queue, payload):
+def test_the_record_is_json_whatever_is_in_the_job(queue, payload):
     made = record(NewJob.of(queue, payload, fingerprint=queue))
     assert (made["queue"], made["fingerprint"]) == (queue, queue)
     assert made["payload"] == payload

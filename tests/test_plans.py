@@ -317,7 +317,7 @@ def test_a_rescue_reads_no_more_than_what_runs(table):
 
 
 def test_inserting_reads_no_jobs(table):
-    new = [{"queue": f"q{n % 4}", "priority": 0, "payload": {}, "fingerprint": f"key {n}"} for n in range(1, 101)]
+    new = [{"queue": f"q{n % 4}", "priority": 0, "payloads": [{}], "fingerprint": f"key {n}"} for n in range(1, 101)]
     plan = table.application.explain(statements.insert_jobs(), jobs=json.dumps([*new, {**new[0], "fingerprint": None}]))
     assert plan.nodes[0].rows == 1
     assert_frugal(plan, 0)

@@ -239,6 +239,17 @@ def test_a_call_becomes_a_job_with_the_arguments_by_name_and_the_task_s_policy()
     assert (job.queue, job.priority, job.max_retries, job.payload) == ("q", 5, 2, "{}")
 
 
+def test_each_call_with_options_is_the_job_that_its_options_make():
+    for options in (
+        {"queue": "q", "priority": 3, "max_retries": 0},
+        {"run_after": timedelta(hours=1), "deadline": datetime(2030, 1, 1, tzinfo=UTC)},
+        {"unique": True},
+        {"unique": True, "fingerprint": "mine"},
+    ):
+        assert add.using(**options).job(1) == add.job_of({"a": 1}, **options)
+        assert add.using(**options).job(2) == add.job_of({"a": 2}, **options)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "sentence"),
     [

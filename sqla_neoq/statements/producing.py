@@ -23,7 +23,6 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    literal_column,
     null,
     or_,
     select,
