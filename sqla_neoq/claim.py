@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqla_neoq import statements
 from sqla_neoq.context import ClaimedJob
 from sqla_neoq.dialects import fetch
+from sqla_neoq.floor import gaps
 from sqla_neoq.outcomes import Verb
 from sqla_neoq.payloads import encode
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Executable, Select
 
+    from sqla_neoq.floor import View
     from sqla_neoq.outcomes import Outcome
 
 _COLUMNS = len(ClaimedJob._fields)
@@ -35,11 +37,15 @@ class Claimed(NamedTuple):
     Attributes:
         jobs: the claimed jobs, best first.
         next_due: without jobs, the seconds until the next one of these queues is due; None: there is none.
+        at: when the server began, in seconds since 1970.
+        walked: the seconds that it took to find the jobs.
         lost: the ids of the completed jobs that the fence refused.
     """
 
     jobs: list[ClaimedJob]
     next_due: float | None
+    at: float
+    walked: float
     lost: frozenset[int]
 
 
@@ -54,20 +60,32 @@ class Claimant(NamedTuple):
 def claim(
     connection: Connection,
     claimant: Claimant,
-    wants: Iterable[Want],
+    wants: Sequence[Want],
     total: int,
     *,
+    view: View | None = None,
     completed: Sequence[Outcome] = (),
 ) -> Claimed:
-    """Claim up to ``total`` due jobs, and in the same statement complete others, for which the task did its work."""
+    """Claim up to ``total`` due jobs, and in the same statement complete others, for which the task did its work.
+
+    Args:
+        connection: in autocommit, or in a transaction.
+        claimant: who claims.
+        wants: how many jobs of each queue.
+        total: how many in all.
+        view: where to begin; None looks everywhere.
+        completed: the outcomes of the others.
+    """
     parameters = {**_asking(claimant, wants), "total": total}
+    if view is not None:
+        parameters |= _above(view, wants)
     if completed:
         parameters["outcomes"] = _fences(completed)
     statement = statements.claim_due(completing=bool(completed))
     rows = fetch(connection, statement, parameters, claimant.options)
-    *_, next_due, lost = rows[0]
+    *_, next_due, now, walked, lost = rows[0]
     jobs = [] if rows[0][0] is None else [ClaimedJob._make(row[:_COLUMNS]) for row in rows]
-    return Claimed(jobs, next_due, frozenset(lost or ()))
+    return Claimed(jobs, next_due, jobs[0].ran_at if jobs else now, walked, frozenset(lost or ()))
 
 
 def claim_suspect(connection: Connection, claimant: Claimant, wants: Iterable[Want]) -> list[ClaimedJob]:
@@ -82,6 +100,19 @@ def _asking(claimant: Claimant, wants: Iterable[Want]) -> dict[str, Any]:
         "tasks": claimant.tasks,
         "wanted": encode([want._asdict() for want in wants]),
     }
+
+
+def _above(view: View, wants: Iterable[Want]) -> dict[str, Any]:
+    """Return the parameters that keep a claim above the floor, instead of those that look everywhere."""
+    wanted: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
+    for want in wants:
+        lanes = {priority: at for (queue, priority), at in view.lanes.items() if queue == want.queue}
+        since = view.queues.get(want.queue)
+        of_queue = want._asdict()
+        wanted += [of_queue | {"above": above, "below": below, "since": since} for above, below in gaps(lanes)]
+        known += [of_queue | {"priority": priority} | at._asdict() for priority, at in lanes.items()]
+    return {"wanted": encode(wanted), "known": encode(known)}
 
 
 def settle(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqla_neoq import statements
 from sqla_neoq.claim import Claimant, claim, claim_suspect, settle
 from sqla_neoq.dialects import DATABASE_ERRORS, is_locked, is_missing, is_refusal
+from sqla_neoq.floor import Floor
 from sqla_neoq.lifecycle import Service
 from sqla_neoq.link import Reconnecting
 from sqla_neoq.outcomes import Outcome, Verb
@@ -34,9 +35,10 @@ from sqla_neoq.quarantine import Quarantine, Turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sqla_neoq.claim import Want
+    from sqla_neoq.claim import Claimed, Want
     from sqla_neoq.config import RunnerConfig
     from sqla_neoq.context import ClaimedJob
+    from sqla_neoq.floor import View
     from sqla_neoq.link import Link
     from sqla_neoq.listener import Listener
     from sqla_neoq.pool import WorkPool
@@ -103,6 +105,7 @@ class Dispatcher(Service):
         self._next_unblock = 0.0
         # Outcomes whose COMMIT was not answered: if the fence refuses them later, that write was the reason.
         self._doubtful: set[int] = set()
+        self._floor = Floor()
         self._reconnecting = Reconnecting()
         self._look_for_strays_at = 0.0
         self._look_for_strays_after = _FIRST_LOOK_FOR_STRAYS
@@ -200,7 +203,8 @@ class Dispatcher(Service):
 
     def _round(self, outcomes: list[Outcome], wants: Sequence[Want], total: int, turn: Turn) -> None:
         jobs: list[ClaimedJob] = []
-        next_due: float | None = None
+        claimed: Claimed | None = None
+        view = self._view()
         if wants and turn is Turn.OTHERS:
             # Before the claim: a wake-up that comes while it is under way asks for another.
             self._wakes_seen = self.wakes
@@ -220,8 +224,9 @@ class Dispatcher(Service):
                     jobs = claim_suspect(connection, self.claimant, wants)
                 elif wants:
                     riding = to_write if rides else ()
-                    jobs, next_due, refused = claim(connection, self.claimant, wants, total, completed=riding)
-                    lost |= refused
+                    claimed = claim(connection, self.claimant, wants, total, view=view, completed=riding)
+                    jobs = claimed.jobs
+                    lost |= claimed.lost
         except DATABASE_ERRORS as error:
             if not to_write or not (is_refusal(error) or is_locked(error)):
                 if not is_missing(error):
@@ -229,7 +234,7 @@ class Dispatcher(Service):
                 raise
             # One outcome is to blame, or the row that it is about; nothing of this round was committed.
             outcomes, lost = self._settle_one_by_one(outcomes)
-            jobs, wants = [], []
+            jobs, claimed = [], None
             # Nor was anything claimed, and the wake-up that asked for it will not come again.
             self._next_poll = 0.0
         self._unwritten = []
@@ -244,8 +249,8 @@ class Dispatcher(Service):
             self.quarantine.ended([outcome.job.id for outcome in outcomes if outcome.job.crashes])
             self._on_settled(outcomes, lost)
             self._note_delays(outcomes)
-        if wants and turn is not Turn.SUSPECT:
-            self._plan(jobs, wants, total, next_due)
+        if claimed is not None:
+            self._plan(claimed, wants, total, everywhere=view is None)
 
     def _note_delays(self, outcomes: Iterable[Outcome]) -> None:
         """Look again when a job that was put off is due: nothing announces it, and the next poll may be far away."""
@@ -340,27 +345,40 @@ class Dispatcher(Service):
             self._on_settled(written, lost)
             self._note_delays(written)
 
-    def _plan(self, jobs: Sequence[ClaimedJob], wants: Sequence[Want], total: int, next_due: float | None) -> None:
+    def _view(self) -> View | None:
+        if self.on_drained is not None and self._pool.in_flight == 0:
+            return None  # It may be the claim that ends the drain.
+        return self._floor.view(monotonic())
+
+    def _plan(self, claimed: Claimed, wants: Sequence[Want], total: int, *, everywhere: bool) -> None:
         """After a claim: who is dry, whether to be hungry, and when to look again."""
         now = monotonic()
+        jobs, next_due = claimed.jobs, claimed.next_due
         full = len(jobs) >= total
         got = Counter(job.queue for job in jobs)
         dry = frozenset() if full else frozenset(want.queue for want in wants if got[want.queue] < want.slots)
         self._backlog = full or len(dry) < len(wants)
+        if everywhere:
+            self._floor.looked_everywhere(now, claimed.walked, jobs, at=claimed.at, short=dry)
+        else:
+            self._floor.looked_above(claimed.walked, jobs)
         if self._in_rush(now, found=bool(jobs)):
             self._be_hungry(frozenset())
             self._next_poll = now + _RUSH_POLL
             return
-        self._be_hungry(dry)
-        if jobs:
+        # Below the floor there may be jobs for which no insert would notify: it turns hungry only after a look there.
+        self._be_hungry(dry if everywhere else dry & self._hungry)
+        if jobs or dry - self._hungry:
             self._poll_after = _FIRST_POLL
         wait = self._poll_after
         self._poll_after = min(self._poll_after * 2, self._poll_interval)
         if next_due is not None:
             # A job falls due by the server's clock: a touch late finds it, a touch early would only look in vain.
             wait = min(wait, max(next_due, 0.0) + 0.0005)
+        if not everywhere:
+            wait = min(wait, max(self._floor.due - now, 0.0))
         self._next_poll = now + wait
-        if not jobs and not self._backlog and self.on_drained is not None:
+        if everywhere and not jobs and not self._backlog and self.on_drained is not None:
             self._look_for_suspects_or_end()
 
     def _look_for_suspects_or_end(self) -> None:
@@ -421,6 +439,7 @@ class Dispatcher(Service):
             self.refusal = error
             self.on_drained()
         self._link.close()
+        self._floor.forget()
         self._look_for_strays_at = 0.0
         self._look_for_strays_after = _FIRST_LOOK_FOR_STRAYS
         self._backlog = False

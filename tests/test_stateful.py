@@ -223,7 +223,8 @@ class Lives(RuleBasedStateMachine):
         """Claim, and return what the fence refused of the completed."""
         wants = [Want(queue, number, True) for queue, number in zip(QUEUES, slots, strict=True) if number]
         claimant = Claimant(who.worker, "[]", {})
-        jobs, next_due, lost = claim(who.connection, claimant, wants, total, completed=completed)
+        claimed = claim(who.connection, claimant, wants, total, completed=completed)
+        jobs = claimed.jobs
         # The best of each queue up to its slots, then the best of these up to the total.
         best: list[int] = []
         for want in wants:
@@ -239,8 +240,8 @@ class Lives(RuleBasedStateMachine):
                 for life in self.model.jobs.values()
                 if life.waiting and not life.due and life.queue in {want.queue for want in wants}
             ]
-            assert (next_due is not None) == bool(later)
-        return lost
+            assert (claimed.next_due is not None) == bool(later)
+        return claimed.lost
 
     @rule(slot=st.integers(0, 2))
     def claim_suspect(self, slot):

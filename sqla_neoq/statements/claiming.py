@@ -13,6 +13,7 @@ from sqlalchemy import (
     Double,
     Integer,
     MetaData,
+    SmallInteger,
     Table,
     Text,
     and_,
@@ -29,13 +30,26 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import OID, REGCLASS
 
 from sqla_neoq.models import claim_tokens
 from sqla_neoq.statements.outcomes import completed, lost_ids
-from sqla_neoq.statements.parts import ONE, ZERO, array, clock, jobs, next_of, recordset, suspect, waiting, workers
+from sqla_neoq.statements.parts import (
+    ONE,
+    ZERO,
+    array,
+    aware_time,
+    clock,
+    jobs,
+    next_of,
+    recordset,
+    suspect,
+    waiting,
+    workers,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, Select
@@ -84,31 +98,99 @@ def runnable(handles_queue: Any) -> ColumnElement[bool]:
     )
 
 
-def _lanes() -> CTE:
-    """Find the (queue, priority) pairs that hold waiting jobs, by skipping from one to the next in the claim index.
+def _lanes(began: CTE) -> CTE:
+    """The (queue, priority) pairs to take jobs from: those that are known, and those that are found.
 
     Why not simply sort: ``queue = ANY(...) ORDER BY priority DESC, run_after`` reads the whole backlog for every
     claim (10 ms at 100,000 jobs), and with equality on the queue alone the future jobs of a high priority are walked
-    over. Within a lane the index is already in the order wanted and starts at what is due.
+    over. Within a lane the index is already in the order wanted and starts at what is due, or at the lane's floor.
+
+    They are found by skipping from one to the next in the claim index, between two priorities: those of the known
+    lanes, which may have many dead entries, are not walked over.
     """
-    wanted = recordset("wanted", "wanted", column("queue", Text), column("slots", Integer), column("handler", Boolean))
-
-    def priority_below(queue: Any, bound: Any = None) -> Any:
-        below = select(jobs.c.priority).where(jobs.c.queue == queue, waiting())
-        if bound is not None:
-            below = below.where(jobs.c.priority < bound)
-        return below.order_by(jobs.c.priority.desc()).limit(ONE).scalar_subquery()
-
-    lanes = (
-        select(wanted.c.queue, wanted.c.slots, wanted.c.handler, priority_below(wanted.c.queue).label("priority"))
-        .where(registered())
-        .cte("lanes", recursive=True)
+    wanted = recordset(
+        "wanted",
+        "wanted",
+        column("queue", Text),
+        column("slots", Integer),
+        column("handler", Boolean),
+        column("above", SmallInteger),
+        column("below", SmallInteger),
+        column("since", Double),
     )
-    return lanes.union_all(
-        select(lanes.c.queue, lanes.c.slots, lanes.c.handler, priority_below(lanes.c.queue, lanes.c.priority)).where(
-            lanes.c.priority.is_not(None)
+    known = recordset(
+        "known",
+        "known",
+        column("queue", Text),
+        column("slots", Integer),
+        column("handler", Boolean),
+        column("priority", SmallInteger),
+        column("since", Double),
+        column("last", BigInteger),
+        default="[]",
+    )
+
+    def best_between(queue: Any, above: Any, below: Any, since: Any) -> Any:
+        return (
+            select(jobs.c.priority)
+            .where(
+                jobs.c.queue == queue,
+                waiting(),
+                jobs.c.priority < above,
+                jobs.c.priority > below,
+                jobs.c.run_after >= since,
+            )
+            .order_by(jobs.c.priority.desc())
+            .limit(ONE)
+            .scalar_subquery()
         )
+
+    above = func.coalesce(wanted.c.above, literal_column("101"))
+    below = func.coalesce(wanted.c.below, literal_column("-101"))
+    since = _time(wanted.c.since)
+    found = (
+        select(
+            wanted.c.queue,
+            wanted.c.slots,
+            wanted.c.handler,
+            below.label("below"),
+            since.label("since"),
+            best_between(wanted.c.queue, above, below, since).label("priority"),
+        )
+        .where(registered(), select(began.c.at).scalar_subquery().is_not(None))
+        .cte("found", recursive=True)
     )
+    found = found.union_all(
+        select(
+            found.c.queue,
+            found.c.slots,
+            found.c.handler,
+            found.c.below,
+            found.c.since,
+            best_between(found.c.queue, found.c.priority, found.c.below, found.c.since),
+        ).where(found.c.priority.is_not(None))
+    )
+    return (
+        select(
+            found.c.queue, found.c.slots, found.c.handler, found.c.priority, found.c.since, ZERO.label("last")
+        )
+        .where(found.c.priority.is_not(None))
+        .union_all(
+            select(
+                known.c.queue, known.c.slots, known.c.handler, known.c.priority, _time(known.c.since), known.c.last
+            ).where(registered())
+        )
+        .cte("lanes")
+    )
+
+
+def _time(seconds: Any) -> ColumnElement[Any]:
+    """The time that many seconds after 1970; NULL: before any other.
+
+    The number is what :func:`_epoch` made of a time, and comes back as the same microsecond: from 1843 to 2112 a double
+    tells two of them apart.
+    """
+    return func.coalesce(func.to_timestamp(seconds), literal_column("'-infinity'::timestamptz"), type_=aware_time)
 
 
 def _quotas(lanes: CTE) -> CTE:
@@ -118,7 +200,7 @@ def _quotas(lanes: CTE) -> CTE:
     what is left, so a queue with one priority (most are) pays nothing here.
     """
     lowest = func.row_number().over(partition_by=lanes.c.queue, order_by=lanes.c.priority)
-    ranked = select(lanes, (lowest == ONE).label("lowest")).where(lanes.c.priority.is_not(None)).cte("ranked")
+    ranked = select(lanes, (lowest == ONE).label("lowest")).cte("ranked")
     due = (
         select(ONE.label("one"))
         .where(_in_lane(ranked.c), runnable(ranked.c.handler))
@@ -139,6 +221,8 @@ def _quotas(lanes: CTE) -> CTE:
         counted.c.queue,
         counted.c.priority,
         counted.c.handler,
+        counted.c.since,
+        counted.c.last,
         func.greatest(counted.c.slots - func.coalesce(above, ZERO), ZERO).label("slots"),
     ).cte("quotas")
 
@@ -148,15 +232,16 @@ def _in_lane(lane: Any) -> ColumnElement[bool]:
         jobs.c.queue == lane.queue,
         jobs.c.priority == lane.priority,
         waiting(),
+        tuple_(jobs.c.run_after, jobs.c.id) > tuple_(lane.since, lane.last),
         jobs.c.run_after <= clock,
         ~suspect(),
     )
 
 
-def _take(picked: CTE) -> CTE:
+def _take(picked: CTE, before: Any) -> CTE:
     """Turn the picked, locked jobs into running ones of ``:worker`` under a new token."""
     # A scalar subquery: drawn once for the whole claim, and not at all when nothing was picked.
-    token = select(func.nextval(cast(_tokens.c.tableoid, REGCLASS)).label("value")).cte("token")
+    token = select(func.nextval(cast(_tokens.c.tableoid, REGCLASS)).label("value")).where(before).cte("token")
     token = token.prefix_with("MATERIALIZED")
     # By an array, not by a join: whatever the statistics say, that is an index scan and never a hash of the table.
     return (
@@ -177,6 +262,10 @@ def _take(picked: CTE) -> CTE:
     )
 
 
+def _seconds(interval: Any) -> ColumnElement[float]:
+    return cast(extract("epoch", interval), Double)
+
+
 @cache
 def claim_due(*, completing: bool = False) -> Select[Any]:
     """Claim up to ``:total`` due jobs of ``:wanted`` (queue, slots, handler) and ``:tasks`` for ``:worker``.
@@ -191,7 +280,8 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
     every row holds the ``lost`` ids as an array (NULL: none). One statement is a transaction by itself: a round trip
     instead of four, and each of those would cost the thread that waits for it a turn of Python's interpreter lock.
     """
-    lanes = _lanes()
+    began = select(func.clock_timestamp(type_=aware_time).label("at")).cte("began").prefix_with("MATERIALIZED")
+    lanes = _lanes(began)
     quotas = _quotas(lanes)
     # The lanes in the order they are drawn from; nothing is locked in a lane that the total does not reach. OFFSET
     # keeps the planner from pulling the subquery up, which would lose the order.
@@ -211,7 +301,16 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
         .cte("picked")
         .prefix_with("MATERIALIZED")
     )
-    taken = _take(picked)
+    # What it took to find them, without what it takes to write them: the first token is drawn between the two.
+    count = select(func.count().label("of")).select_from(picked).subquery("count")
+    walked = (
+        select(_seconds(func.clock_timestamp(type_=aware_time) - began.c.at).label("seconds"))
+        .select_from(count.join(began, true()))
+        .where(count.c.of >= ZERO)
+        .cte("walked")
+        .prefix_with("MATERIALIZED")
+    )
+    taken = _take(picked, select(walked.c.seconds).scalar_subquery().is_not(None))
     later = (
         select(jobs.c.run_after)
         .where(
@@ -225,12 +324,16 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
         .correlate(lanes)
         .scalar_subquery()
     )
-    soonest = select(func.min(later)).where(lanes.c.priority.is_not(None)).scalar_subquery()
-    seconds = cast(extract("epoch", soonest - clock), Double)
-    lost = lost_ids(*completed()) if completing else null()
-    idle = select(case((~exists(select(taken.c.id)), seconds)).label("next_due"), lost.label("lost")).subquery("idle")
+    soonest = select(func.min(later)).select_from(lanes).scalar_subquery()
+    nothing = ~exists(select(taken.c.id))
+    idle = select(
+        case((nothing, _seconds(soonest - clock))).label("next_due"),
+        case((nothing, _epoch(clock))).label("now"),
+        select(walked.c.seconds).scalar_subquery().label("walked"),
+        (lost_ids(*completed()) if completing else null()).label("lost"),
+    ).subquery("idle")
     return (
-        select(*taken.c, idle.c.next_due, idle.c.lost)
+        select(*taken.c, *idle.c)
         .select_from(idle.outerjoin(taken, true()))
         .order_by(taken.c.priority.desc(), taken.c.run_after, taken.c.id)
     )
@@ -256,5 +359,5 @@ def claim_suspect() -> Select[Any]:
         .cte("picked")
         .prefix_with("MATERIALIZED")
     )
-    taken = _take(picked)
+    taken = _take(picked, true())
     return select(*taken.c)

@@ -56,9 +56,10 @@ def array(rows: Select[Any]) -> ColumnElement[Any]:
     return func.array(rows.scalar_subquery(), type_=ARRAY(rows.selected_columns[0].type))
 
 
-def recordset(name: str, parameter: str, *columns: Any) -> TableValuedAlias:
+def recordset(name: str, parameter: str, *columns: Any, default: str | None = None) -> TableValuedAlias:
     """Unfold a JSON text parameter, a list of objects, into rows."""
-    records = func.json_to_recordset(cast(bindparam(parameter, type_=Text), JSON))
+    given = bindparam(parameter, default, type_=Text) if default is not None else bindparam(parameter, type_=Text)
+    records = func.json_to_recordset(cast(given, JSON))
     return records.table_valued(*columns).render_derived(name=name, with_types=True)
 
 
