@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqla_neoq import statements
 from sqla_neoq.context import ClaimedJob
 from sqla_neoq.dialects import fetch
-from sqla_neoq.floor import gaps
+from sqla_neoq.floor import EVERYWHERE, gaps
 from sqla_neoq.outcomes import Verb
 from sqla_neoq.payloads import encode
 
@@ -63,7 +63,7 @@ def claim(
     wants: Sequence[Want],
     total: int,
     *,
-    view: View | None = None,
+    view: View = EVERYWHERE,
     completed: Sequence[Outcome] = (),
 ) -> Claimed:
     """Claim up to ``total`` due jobs, and in the same statement complete others, for which the task did its work.
@@ -73,12 +73,12 @@ def claim(
         claimant: who claims.
         wants: how many jobs of each queue.
         total: how many in all.
-        view: where to begin; None looks everywhere.
+        view: where to look.
         completed: the outcomes of the others.
     """
     parameters = {**_asking(claimant, wants), "total": total}
-    if view is not None:
-        parameters |= _above(view, wants)
+    if view is not EVERYWHERE:
+        parameters |= _within(view, wants)
     if completed:
         parameters["outcomes"] = _fences(completed)
     statement = statements.claim_due(completing=bool(completed))
@@ -102,8 +102,8 @@ def _asking(claimant: Claimant, wants: Iterable[Want]) -> dict[str, Any]:
     }
 
 
-def _above(view: View, wants: Iterable[Want]) -> dict[str, Any]:
-    """Return the parameters that keep a claim above the floor, instead of those that look everywhere."""
+def _within(view: View, wants: Iterable[Want]) -> dict[str, Any]:
+    """Return the parameters that say where a claim looks."""
     wanted: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
     for want in wants:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sqla_neoq.claim import Claimed, Want
     from sqla_neoq.config import RunnerConfig
     from sqla_neoq.context import ClaimedJob
-    from sqla_neoq.floor import View
     from sqla_neoq.link import Link
     from sqla_neoq.listener import Listener
     from sqla_neoq.pool import WorkPool
@@ -204,7 +203,7 @@ class Dispatcher(Service):
     def _round(self, outcomes: list[Outcome], wants: Sequence[Want], total: int, turn: Turn) -> None:
         jobs: list[ClaimedJob] = []
         claimed: Claimed | None = None
-        view = self._view()
+        view = self._floor.view(monotonic())
         if wants and turn is Turn.OTHERS:
             # Before the claim: a wake-up that comes while it is under way asks for another.
             self._wakes_seen = self.wakes
@@ -250,7 +249,7 @@ class Dispatcher(Service):
             self._on_settled(outcomes, lost)
             self._note_delays(outcomes)
         if claimed is not None:
-            self._plan(claimed, wants, total, everywhere=view is None)
+            self._plan(claimed, wants, total, everywhere=view.everywhere)
 
     def _note_delays(self, outcomes: Iterable[Outcome]) -> None:
         """Look again when a job that was put off is due: nothing announces it, and the next poll may be far away."""
@@ -345,11 +344,6 @@ class Dispatcher(Service):
             self._on_settled(written, lost)
             self._note_delays(written)
 
-    def _view(self) -> View | None:
-        if self.on_drained is not None and self._pool.in_flight == 0:
-            return None  # It may be the claim that ends the drain.
-        return self._floor.view(monotonic())
-
     def _plan(self, claimed: Claimed, wants: Sequence[Want], total: int, *, everywhere: bool) -> None:
         """After a claim: who is dry, whether to be hungry, and when to look again."""
         now = monotonic()
@@ -362,6 +356,9 @@ class Dispatcher(Service):
             self._floor.looked_everywhere(now, claimed.walked, jobs, at=claimed.at, short=dry)
         else:
             self._floor.looked_above(claimed.walked, jobs)
+            if self.on_drained is not None and not jobs and self._pool.at_rest:
+                # Nothing is done meanwhile, and the drain ends only with a look everywhere.
+                self._floor.due = now
         if self._in_rush(now, found=bool(jobs)):
             self._be_hungry(frozenset())
             self._next_poll = now + _RUSH_POLL

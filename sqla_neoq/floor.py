@@ -35,15 +35,26 @@ _FORGETTING: Final = 0.9
 class Position(NamedTuple):
     """A place in a lane, by when a job was due, in seconds since 1970, and its id; a claim begins behind it."""
 
-    since: float
+    since: float | None
     last: int
 
 
 class View(NamedTuple):
-    """What a claim need not walk over: up to the position in each known lane, to a time in other lanes of a queue."""
+    """Where a claim looks.
+
+    Attributes:
+        lanes: the known lanes (queue, priority), and where it begins in each; nobody need look for them.
+        queues: the time at which it begins in other lanes of these queues.
+        everywhere: whether it sees all that is due.
+    """
 
     lanes: Mapping[tuple[str, int], Position]
     queues: Mapping[str, float]
+    everywhere: bool
+
+
+_START: Final = Position(None, 0)
+EVERYWHERE: Final = View({}, {}, everywhere=True)
 
 
 class Floor:
@@ -63,12 +74,15 @@ class Floor:
         self._everywhere = 0.0
         self._above = 0.0
 
-    def view(self, now: float) -> View | None:
-        """Return where the next claim begins; None: it looks everywhere."""
-        dear = self._everywhere > max(DEAR, _WORTH * self._above)
-        if not dear or now >= self.due or not (self._lanes or self._queues):
-            return None
-        return View(self._lanes, self._queues)
+    def view(self, now: float) -> View:
+        """Return where the next claim looks."""
+        if self._everywhere <= DEAR:
+            return EVERYWHERE
+        # A floored claim that did not walk much less is no use.
+        if now < self.due and self._everywhere > _WORTH * self._above and (self._lanes or self._queues):
+            return View(self._lanes, self._queues, everywhere=False)
+        # The lanes need not be found: that would be another walk over the same dead entries.
+        return View(dict.fromkeys(self._lanes, _START), {}, everywhere=True)
 
     def looked_everywhere(
         self, now: float, walked: float, jobs: Sequence[ClaimedJob], *, at: float, short: Iterable[str]
@@ -96,7 +110,7 @@ class Floor:
                 del self._lanes[lane]
 
     def looked_above(self, walked: float, jobs: Sequence[ClaimedJob]) -> None:
-        """Learn from a claim that began at the floor: if it was not much cheaper, the floor is of no use."""
+        """Learn from a claim that began at the floor."""
         self._above = walked
         self._note(jobs)
 

@@ -1,4 +1,4 @@
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from psycopg.errors import LockNotAvailable
@@ -6,6 +6,7 @@ from sqlalchemy import text
 from support.running import Database, ago, ahead, claimant
 
 from sqla_neoq.claim import Want, claim, claim_suspect, completion, settle
+from sqla_neoq.floor import Position, View
 from sqla_neoq.models import DeadJob, Worker
 from sqla_neoq.outcomes import Outcome, Verb
 from sqla_neoq.statements import array_literal, put_back_strays
@@ -632,3 +633,80 @@ def test_everything_works_in_a_schema_of_its_own(schema_engine):
         )
     assert sorted(database.statuses().values()) == ["cancelled", "failed", "new", "processed"]
     assert list(database.dead().values()) == ["exhausted"]
+
+
+# Where it looks ------------------------------------------------------------------------------------------------------
+
+
+def look(database, me, *wants, total=100, lanes=None, queues=None):
+    """Claim above a floor."""
+    with database.begin() as connection:
+        view = View(lanes or {}, queues or {}, everywhere=False)
+        return claim(connection, me, [full(want) for want in wants], total, view=view)
+
+
+def moment(database, job):
+    return Position(database.row(job).run_after.timestamp(), job)
+
+
+def test_a_claim_above_a_floor_takes_what_is_due_behind_it(database, me):
+    jobs = [database.add(queue="q", run_after=ago(100 - n)) for n in range(10)]
+    assert ids(look(database, me, "q", lanes={("q", 0): moment(database, jobs[3])}, total=3)) == jobs[4:7]
+    assert ids(look(database, me, "q", lanes={("q", 0): moment(database, jobs[6])})) == jobs[7:]
+    assert ids(take(database, me, "q")) == jobs[:4]
+
+
+@pytest.mark.parametrize("year", [1850, 2026])
+def test_a_floor_tells_microseconds_and_then_ids_apart(database, me, year):
+    time = datetime(year, 3, 4, 5, 6, 7, 123_456, tzinfo=UTC)
+    jobs = [database.add(queue="q", run_after=time + timedelta(microseconds=n // 2)) for n in range(6)]
+    lanes, order = {}, []
+    while got := look(database, me, "q", lanes=lanes, total=1).jobs:
+        order.append(got[0].id)
+        lanes = {("q", 0): Position(got[0].run_after, got[0].id)}
+        # It waits again, just where the floor is.
+        database.change(got[0].id, status="new", claim_token=None)
+    assert order == jobs
+
+
+def test_a_claim_above_a_floor_finds_the_priorities_that_are_not_known(database, me):
+    jobs = {p: database.add(queue="q", priority=p) for p in (100, 7, 6, 5, 0, -100)}
+    lanes = {("q", 6): moment(database, jobs[6]), ("q", 0): moment(database, jobs[0]), ("other", 7): Position(1e10, 1)}
+    assert ids(look(database, me, "q", lanes=lanes)) == [jobs[p] for p in (100, 7, 5, -100)]
+
+
+def test_a_floor_of_a_queue_counts_in_the_lanes_that_are_not_known(database, me):
+    early, late = database.add(queue="q", priority=3, run_after=ago(60)), database.add(queue="q", priority=3)
+    old, known = database.add(queue="q", priority=4, run_after=ago(60)), database.add(queue="q", priority=5)
+    floor = moment(database, late).since - 30
+    got = look(database, me, "q", "p", lanes={("q", 5): Position(None, 0)}, queues={"q": floor})
+    assert ids(got) == [known, late]
+    assert ids(take(database, me, "q")) == [old, early]
+
+
+def test_slots_are_shared_out_above_a_floor_as_anywhere(database, me):
+    jobs = {p: [database.add(queue="q", priority=p, run_after=ago(100 - n)) for n in range(3)] for p in (1, 2, 3)}
+    lanes = {("q", 3): moment(database, jobs[3][0]), ("q", 1): moment(database, jobs[1][0])}
+    assert ids(look(database, me, ("q", 6), lanes=lanes)) == [*jobs[3][1:], *jobs[2], jobs[1][1]]
+
+
+def test_a_claim_above_a_floor_takes_what_any_would_leave_to_others_no_more(database, me):
+    for values in ({"task": "m:unknown"}, {"deadline": ago(1)}, {"crashes": 2}, {"run_after": ahead(60)}):
+        database.add(queue="q", **values)
+    got = look(database, me, "q", lanes={("q", 0): Position(None, 0)})
+    assert got.jobs == []
+    assert got.next_due == pytest.approx(60, abs=5)
+    database.remove(me.worker, model=Worker)
+    database.add(queue="q")
+    assert look(database, me, "q", lanes={("q", 0): Position(None, 0)}).jobs == []
+
+
+def test_a_claim_says_when_it_looked_and_how_long_it_took_to_find(database, me):
+    with database.begin() as connection:
+        before = connection.scalar(text("SELECT date_part('epoch', statement_timestamp())"))
+        nothing = claim(connection, me, [full("q")], 9)
+    database.add(queue="q")
+    some = take(database, me, "q")
+    assert before <= nothing.at <= some.at == some.jobs[0].ran_at
+    assert 0 < nothing.walked < 60
+    assert 0 < some.walked < 60

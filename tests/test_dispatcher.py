@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from support.running import Database, Gate, ago, ahead, claimant, in_thread, threads
 from support.waiting import eventually
 
-from sqla_neoq import Retry, Snooze, handler, prefetch
+from sqla_neoq import Retry, Snooze, floor, handler, prefetch
 from sqla_neoq import dispatcher as module
 from sqla_neoq import quarantine as quarantine_module
 from sqla_neoq.config import RunnerConfig
@@ -1030,3 +1030,117 @@ def test_draining_an_empty_queue_ends_at_once(rig):
     r.dispatcher.on_drained = drained.set
     r.start()
     assert drained.wait(10)
+
+
+# The floor under the claim -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dear(monkeypatch):
+    """A claim is dear whatever it walks, and a look everywhere is due when the test says so."""
+    monkeypatch.setattr(floor, "DEAR", -1.0)
+    monkeypatch.setattr(floor, "_WORTH", 0)
+    monkeypatch.setattr(floor, "SHARE", 1e9)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Where each claim looked, and how many jobs it brought."""
+    made, claim = [], module.claim
+
+    def noted(*args, view, **how):
+        claimed = claim(*args, view=view, **how)
+        made.append(("everywhere" if view.everywhere else "above", len(claimed.jobs)))
+        return claimed
+
+    monkeypatch.setattr(module, "claim", noted)
+    return made
+
+
+def test_while_claims_are_dear_one_begins_where_the_last_stopped(rig, database, dear, looks):
+    jobs = [database.add(queue="q", run_after=ago(60)) for _ in range(12)]
+    r = rig()
+    r.start()
+    eventually(lambda: len(r.ended) == 12)
+    assert looks[0][0] == "everywhere"
+    assert {where for where, _ in looks[1:]} == {"above"}
+    assert sorted(r.ended) == [(job, Verb.COMPLETE) for job in jobs]
+
+
+def test_a_claim_above_the_floor_makes_nobody_hungry_and_one_everywhere_does(rig, database, dear, looks):
+    for _ in range(12):
+        database.add(queue="q", run_after=ago(60))
+    r = rig()
+    r.start()
+    eventually(lambda: looks.count(("above", 0)) > 3)
+    assert set(r.listener.hungry) == {frozenset()}
+    r.dispatcher._floor.due = 0.0
+    r.pool.poke()
+    eventually(lambda: r.listener.hungry[-1] == {"q"})
+    assert looks[-1][0] == "everywhere"
+
+
+def test_hungry_it_stays_hungry_while_claims_above_the_floor_take_what_comes(rig, database, dear, looks, no_polls):
+    r = rig()
+    r.start()
+    r.idle()
+    eventually(lambda: r.listener.hungry[-1] == {"q"})
+    told = len(r.listener.hungry)
+    job = database.add(queue="q")
+    r.dispatcher.wake(frozenset({"q"}))
+    eventually(lambda: r.ended == [(job, Verb.COMPLETE)])
+    assert ("above", 1) in looks
+    assert set(r.listener.hungry[told:]) <= {frozenset({"q"})}
+
+
+def test_a_job_below_the_floor_is_found_by_the_next_look_everywhere(rig, database, dear, looks, monkeypatch):
+    for _ in range(12):
+        database.add(queue="q", run_after=ago(60))
+    r = rig()
+    r.start()
+    eventually(lambda: looks.count(("above", 0)) > 0)
+    below = database.add(queue="q", run_after=ago(3600))
+    seen = len(looks)
+    eventually(lambda: looks[seen:].count(("above", 0)) > 3)
+    assert database.row(below).status == "new"
+    # Nothing announces it, and no poll is near but that one.
+    r.dispatcher._floor.due = monotonic() + 0.05
+    eventually(lambda: (below, Verb.COMPLETE) in r.ended)
+    assert ("everywhere", 1) in looks
+
+
+def test_a_new_priority_is_found_above_the_floor(rig, database, dear, looks):
+    for _ in range(12):
+        database.add(queue="q", run_after=ago(60))
+    r = rig()
+    r.start()
+    eventually(lambda: looks.count(("above", 0)) > 0)
+    job = database.add(queue="q", priority=50, run_after=ago(3600))
+    eventually(lambda: (job, Verb.COMPLETE) in r.ended)
+    assert [where for where, _ in looks].count("everywhere") == 1
+
+
+def test_a_drain_ends_only_after_a_look_everywhere(rig, database, dear, looks):
+    for _ in range(12):
+        database.add(queue="q", run_after=ago(60))
+    ended = []
+    first = database.rows()[0].id
+    r = rig(lambda job: database.add(queue="q", run_after=ago(3600)) if job.id == first else None)
+    r.dispatcher.on_drained = lambda: ended.append(dict(database.statuses()))
+    r.start()
+    eventually(lambda: ended)
+    assert set(ended[0].values()) == {"processed"}
+    assert len(ended[0]) == 13
+    assert looks[-1] == ("everywhere", 0)
+
+
+def test_what_was_known_of_the_floor_is_forgotten_with_the_connection(rig, database, dear, looks):
+    for _ in range(12):
+        database.add(queue="q", run_after=ago(60))
+    r = rig()
+    r.start()
+    eventually(lambda: looks.count(("above", 0)) > 0)
+    below = database.add(queue="q", run_after=ago(3600))
+    database.cut_backends("sqla_neoq dispatch")
+    r.pool.poke()
+    eventually(lambda: (below, Verb.COMPLETE) in r.ended)

@@ -29,6 +29,8 @@ RUNNING = 500
 LANES = 12
 """Four queues, each with two priorities that are due and one that is not."""
 CLAIM = 50
+GAPS = [{"above": 101, "below": 0}, {"above": 0, "below": -101}]
+"""Where the lanes are of which only priority 0 is known."""
 BRIN_RANGE = 128
 """Pages that a BRIN index, which only knows ranges, may read too many."""
 
@@ -164,6 +166,15 @@ class Connection:
         assert len(records) == count
         return {"outcomes": json.dumps(records)}
 
+    def position(self, queue: str, number: int) -> dict:
+        """Return where so many jobs of the queue's lowest lane lie before."""
+        return self._scalar(
+            sql.SQL(
+                "SELECT json_build_object('since', date_part('epoch', run_after), 'last', id) FROM neoq_jobs "
+                "WHERE queue = {} AND priority = 0 AND status = 'new' ORDER BY run_after, id OFFSET {} LIMIT 1"
+            ).format(queue, number)
+        )
+
     def _scalar(self, query: str | sql.Composed) -> object:
         return self._connection.execute(query).fetchone()[0]
 
@@ -267,6 +278,17 @@ def test_completions_that_ride_in_a_claim_are_written_by_their_ids(table):
     plan = table.runner.explain(statements.claim_due(completing=True), **claim, **done)
     assert plan.nodes[0].rows == CLAIM
     assert_frugal(plan, 3 + 1 + 4 * CLAIM + 2 * 100)
+    assert plan.indexes - {"neoq_workers_pkey"} == {"neoq_jobs_claim_idx", "neoq_jobs_pkey"}
+
+
+def test_a_claim_above_a_floor_starts_there(table):
+    at = table.runner.position("q0", BACKLOG // 16)
+    known = json.dumps([{"queue": "q0", "slots": CLAIM, "handler": True, "priority": 0} | at])
+    gaps = json.dumps([{"queue": "q0", "slots": CLAIM, "handler": True} | gap for gap in GAPS])
+    plan = table.runner.explain(statements.claim_due(), **claiming("q0") | {"wanted": gaps, "known": known})
+    assert plan.nodes[0].rows == CLAIM
+    # The same as from the start: three lanes, of which two are counted, and the job at the floor itself.
+    assert_frugal(plan, 4 + 1 + 5 * CLAIM)
     assert plan.indexes - {"neoq_workers_pkey"} == {"neoq_jobs_claim_idx", "neoq_jobs_pkey"}
 
 

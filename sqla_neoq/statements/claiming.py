@@ -171,9 +171,7 @@ def _lanes(began: CTE) -> CTE:
         ).where(found.c.priority.is_not(None))
     )
     return (
-        select(
-            found.c.queue, found.c.slots, found.c.handler, found.c.priority, found.c.since, ZERO.label("last")
-        )
+        select(found.c.queue, found.c.slots, found.c.handler, found.c.priority, found.c.since, ZERO.label("last"))
         .where(found.c.priority.is_not(None))
         .union_all(
             select(
