@@ -149,8 +149,8 @@ def test_a_completion_that_rides_in_a_claim_and_meets_a_cancel_was_faster(databa
     with first(database, ended) as (connection, second, results):
         cancel(connection, job.id)
         second(lambda other: ride(other, me, job))
-    ((jobs, _, lost),) = results
-    assert ([taken.id for taken in jobs], lost) == ([waiting], frozenset())
+    (got,) = results
+    assert ([taken.id for taken in got.jobs], got.lost) == ([waiting], frozenset())
     assert database.statuses() == {job.id: "processed", waiting: "running"}
 
 
@@ -183,9 +183,9 @@ def test_a_late_completion_that_rides_in_a_claim_and_meets_the_rescue_is_refused
     with first(database, ended) as (connection, second, results):
         assert rescue(connection, job) == [(job.id, None)]
         second(lambda other: ride(other, other_worker, job))
-    ((jobs, _, lost),) = results
+    (got,) = results
     committed = ended == "commit"
-    assert ([taken.id for taken in jobs], lost) == ([waiting], {job.id} if committed else set())
+    assert ([taken.id for taken in got.jobs], got.lost) == ([waiting], {job.id} if committed else set())
     assert database.statuses() == {job.id: "failed" if committed else "processed", waiting: "running"}
 
 
