@@ -34,7 +34,15 @@ class Sizes:
     bulk_calls: int = 5
     single_transactions: int = 5
     pickups: int = 400
+    rates: tuple[tuple[int, float], ...] = ((10, 20.0), (200, 10.0), (2_000, 8.0))
     in_session: int = 4_000
+    naps: tuple[tuple[float, int], ...] = ((0.001, 40_000), (0.01, 10_000), (0.1, 1_000))
+    slices: int = 12
+    half_minutes: int = 6
+    half_minute: float = 30.0
+    rush_seconds: int = 8
+    idle_seconds: float = 20.0
+    starts: int = 5
 
 
 SMOKE: Final = Sizes(
@@ -45,7 +53,15 @@ SMOKE: Final = Sizes(
     bulk_calls=1,
     single_transactions=1,
     pickups=10,
+    rates=((10, 0.5), (200, 0.5), (2_000, 0.5)),
     in_session=100,
+    naps=((0.001, 200), (0.01, 100), (0.1, 20)),
+    slices=2,
+    half_minutes=2,
+    half_minute=0.5,
+    rush_seconds=1,
+    idle_seconds=0.5,
+    starts=1,
 )
 
 

@@ -35,6 +35,18 @@ def mark(number: int) -> None:
 
 
 @task(queue=QUEUE)
+def hello(number: int) -> None:  # noqa: ARG001 - what jobs.fill gives every job
+    """Say to another process when it began."""
+    print(time.monotonic(), flush=True)
+
+
+@task(queue=QUEUE)
+def nap(seconds: float) -> None:
+    """Wait for something that takes no processor, as a request to another server does."""
+    time.sleep(seconds)
+
+
+@task(queue=QUEUE)
 def write(number: int) -> None:
     """Write one row in the transaction that completes the job."""
     current_job().session.execute(insert(effects), {"job": number})
@@ -46,8 +58,8 @@ def empty(connection: psycopg.Connection[Any]) -> None:
     connection.execute("TRUNCATE neoq_jobs, neoq_dead_jobs, neoq_failures, bench_effects")
 
 
-def fill(connection: psycopg.Connection[Any], count: int, *, task: str = noop.name) -> None:
-    """Insert that many due jobs of one queue and priority."""
+def fill(connection: psycopg.Connection[Any], count: int, *, task: str = noop.name, wake: bool = False) -> None:
+    """Insert that many due jobs of one queue and priority; ``wake`` tells the runner that waits for them."""
     _insert(
         connection,
         """
@@ -55,6 +67,19 @@ def fill(connection: psycopg.Connection[Any], count: int, *, task: str = noop.na
         SELECT %s, %s, jsonb_build_object('number', n) FROM generate_series(1, %s) AS n
         """,
         (QUEUE, task, count),
+        wake=wake,
+    )
+
+
+def fill_naps(connection: psycopg.Connection[Any], count: int, seconds: float) -> None:
+    """Insert that many jobs that wait so long."""
+    _insert(
+        connection,
+        """
+        INSERT INTO neoq_jobs (queue, task, payload)
+        SELECT %s, %s, jsonb_build_object('seconds', %s::float8) FROM generate_series(1, %s) AS n
+        """,
+        (QUEUE, nap.name, seconds, count),
     )
 
 
@@ -116,8 +141,11 @@ def settle(connection: psycopg.Connection[Any]) -> None:
     connection.execute("CHECKPOINT")
 
 
-def _insert(connection: psycopg.Connection[Any], statement: str, parameters: tuple[Any, ...]) -> None:
+def _insert(
+    connection: psycopg.Connection[Any], statement: str, parameters: tuple[Any, ...], *, wake: bool = False
+) -> None:
     with connection.transaction():
-        # Nobody listens, and the trigger need not look at a million rows to find that out.
-        connection.execute("SET LOCAL neoq.notify = 'off'")
+        if not wake:
+            # Nobody listens, and the trigger need not look at a million rows to find that out.
+            connection.execute("SET LOCAL neoq.notify = 'off'")
         connection.execute(statement, parameters)

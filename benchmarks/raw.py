@@ -6,6 +6,7 @@ one batch written in the transaction that claims the next, index scans.
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -128,12 +129,18 @@ def insert_one_by_one(connection: psycopg.Connection[Any], count: int) -> None:
 
 
 class Waiter(threading.Thread):
-    """Listens, and claims one job for each notification: the least that a pick-up can take."""
+    """Listens, and claims on each notification: the least that a pick-up can take.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        database: where.
+        most: how many jobs to claim at once. One is enough for one at a time; under load more keeps up.
+    """
+
+    def __init__(self, database: Database, most: int = 1) -> None:
         super().__init__(daemon=True)
         self._database = database
-        self.arrivals: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._most = most
+        self.arrivals: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
         self.listening = threading.Event()
 
     def run(self) -> None:
@@ -144,11 +151,12 @@ class Waiter(threading.Thread):
             for notification in listening.notifies():
                 if notification.payload == "stop":
                     return
-                rows = claiming.execute(_CLAIM_ONE_QUEUE, (QUEUE, 1)).fetchall()
+                rows = claiming.execute(_CLAIM_ONE_QUEUE, (QUEUE, self._most)).fetchall()
                 now = time.monotonic()
                 for row in rows:
-                    self.arrivals.put(now)
-                    claiming.execute(_COMPLETE_ONE, (row[0],))
+                    self.arrivals.put((json.loads(row[2])["number"], now))
+                if rows:
+                    claiming.execute(_COMPLETE, ("{" + ",".join(str(row[0]) for row in rows) + "}",))
 
 
 def _connected(database: Database) -> psycopg.Connection[Any]:

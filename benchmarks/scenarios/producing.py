@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.orm import Session
 
 from benchmarks import jobs, raw
+from benchmarks.bench import PATIENCE
 from benchmarks.figures import Figure
+from benchmarks.processes import Rush, pgbench, workers
 from sqla_neoq import enqueue_many
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 _BULK: Final = 10_000
 _SINGLES: Final = 1_000
+_CLIENTS: Final = 16
 
 
 def _timed_enqueue(bench: Bench, run: Callable[[], None], count: int) -> float:
@@ -82,3 +86,70 @@ def one_by_one(bench: Bench) -> Iterator[Figure]:
             found.append(_timed_enqueue(bench, run, transactions * _SINGLES))
     title = f"enqueue one by one, {_SINGLES:,} in a session's transaction"
     yield Figure("one-by-one", title, "jobs/s", rates[0], "raw INSERT each", rates[1])
+
+
+def rush(bench: Bench) -> Iterator[Figure]:
+    """Insert one job a transaction from 16 connections while a worker drains them.
+
+    Beside it the same with a trigger that always notifies, as most queues have one; and the inserts alone, with the
+    trigger off and nobody to drain.
+    """
+    ours: list[float] = []
+    always: list[float] = []
+    alone: list[float] = []
+    behind: list[float] = []
+    for _ in range(min(bench.rounds, 2)):
+        rate, late = _rush_drained(bench)
+        ours.append(rate)
+        behind.append(late)
+        with _always_notifying(bench):
+            always.append(_rush_drained(bench)[0])
+        jobs.empty(bench.admin)
+        alone.append(_insert_rush(bench, "SELECT set_config('neoq.notify', 'off', false);\n").rate)
+    title = f"one job a transaction from {_CLIENTS} connections while a worker drains them"
+    detail = {"seconds_until_drained": behind}
+    yield Figure("rush", title, "commits/s", ours, "a trigger that always notifies", always, detail)
+    yield Figure("rush-alone", title, "commits/s", ours, "the inserts alone", alone)
+
+
+def _rush_drained(bench: Bench) -> tuple[float, float]:
+    """Return the commits a second, and how many seconds after the last one everything was done."""
+    jobs.empty(bench.admin)
+    jobs.settle(bench.admin)
+    with workers(bench, (), runners=1):
+        done = _insert_rush(bench)
+        ended = time.monotonic()
+        while bench.row("SELECT EXISTS (SELECT FROM neoq_jobs WHERE status <> 'processed')") == (True,):
+            if time.monotonic() > ended + PATIENCE:
+                raise RuntimeError("the worker does not catch up")
+            time.sleep(0.05)
+        late = time.monotonic() - ended
+    (count,) = bench.row("SELECT count(*) FROM neoq_jobs")
+    if count != done.commits:
+        raise RuntimeError(f"{count} jobs are there, and {done.commits} were committed")
+    return done.rate, late
+
+
+def _insert_rush(bench: Bench, before: str = "") -> Rush:
+    # pgbench takes a colon and a word for a variable of its own, between apostrophes too.
+    task = jobs.noop.name.replace(":", "' || chr(58) || '")
+    insert = f"INSERT INTO neoq_jobs (queue, task, payload) VALUES ('{jobs.QUEUE}', '{task}', '{{\"number\": 1}}')"
+    return pgbench(bench, f"{before}{insert};\n", clients=_CLIENTS, seconds=bench.sizes.rush_seconds)
+
+
+@contextmanager
+def _always_notifying(bench: Bench) -> Iterator[None]:
+    """Replace the trigger's function by one that asks nobody."""
+    function, definition = bench.row(
+        "SELECT tgfoid::regprocedure::text, pg_get_functiondef(tgfoid) FROM pg_trigger "
+        "WHERE tgrelid = 'neoq_jobs'::regclass AND NOT tgisinternal"
+    )
+    bench.admin.execute(
+        f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "PERFORM pg_notify('neoq', TG_RELID::bigint || ' ' || n.queue) FROM neoq_inserted AS n GROUP BY n.queue; "
+        "RETURN NULL; END $$"
+    )
+    try:
+        yield
+    finally:
+        bench.admin.execute(definition)
