@@ -102,7 +102,7 @@ class Rush(NamedTuple):
     rate: float
 
 
-def pgbench(bench: Bench, script: str, *, clients: int, seconds: int) -> Rush:
+def pgbench(bench: Bench, script: str, *, clients: int, seconds: int, **environment: str) -> Rush:
     """Run a script from many connections, one transaction each time.
 
     A producer in Python would be the bottleneck, and take from the runner the processor that it is to be measured on.
@@ -117,7 +117,11 @@ def pgbench(bench: Bench, script: str, *, clients: int, seconds: int) -> Rush:
         file.flush()
         flags = ["-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-T", str(seconds), "-f", file.name]
         ended = subprocess.run(
-            [program, *flags, bench.database.dsn], capture_output=True, text=True, timeout=seconds + PATIENCE
+            [program, *flags, bench.database.dsn],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds + PATIENCE,
         )
     commits = re.search(r"transactions actually processed: (\d+)", ended.stdout)
     rate = re.search(r"^tps = ([\d.]+)", ended.stdout, re.MULTILINE)

@@ -25,7 +25,16 @@ FIGURES = {
     "unknown": {"unknown", "unknown-raw"},
     "lanes": {"lanes", "lanes-raw"},
     "bulk": {"bulk", "bulk-insert"},
-    "pick-up": {"pick-up-p50", "pick-up-p95", "pick-up-p99"},
+    "rush": {"rush", "rush-alone"},
+    "pinned": {"pinned", "pinned-raw", "pinned-fresh"},
+    "reader": {"reader", "reader-p50", "reader-p99", "reader-cpu"},
+    "processes": {"processes-2", "workers-2"},
+    "naps": {"nap-1", "nap-10", "nap-100"},
+    "pick-up": {f"{name}-p{percent}" for name in ("pick-up", "pick-up-sent") for percent in (50, 95, 99)},
+    "pick-up-rates": {f"pick-up-{rate}-p{percent}" for rate in (10, 200, 2000) for percent in (50, 95, 99)},
+    "idle": {"idle-queries", "idle-cpu"},
+    "memory": {"memory-idle", "memory"},
+    "per-job": {"wal", "commits", "queries"},
 }
 """What a scenario yields; the others yield one figure, of their own name."""
 

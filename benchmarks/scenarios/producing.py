@@ -105,7 +105,7 @@ def rush(bench: Bench) -> Iterator[Figure]:
         with _always_notifying(bench):
             always.append(_rush_drained(bench)[0])
         jobs.empty(bench.admin)
-        alone.append(_insert_rush(bench, "SELECT set_config('neoq.notify', 'off', false);\n").rate)
+        alone.append(_insert_rush(bench, PGOPTIONS="-c neoq.notify=off").rate)
     title = f"one job a transaction from {_CLIENTS} connections while a worker drains them"
     detail = {"seconds_until_drained": behind}
     yield Figure("rush", title, "commits/s", ours, "a trigger that always notifies", always, detail)
@@ -130,11 +130,11 @@ def _rush_drained(bench: Bench) -> tuple[float, float]:
     return done.rate, late
 
 
-def _insert_rush(bench: Bench, before: str = "") -> Rush:
+def _insert_rush(bench: Bench, **environment: str) -> Rush:
     # pgbench takes a colon and a word for a variable of its own, between apostrophes too.
     task = jobs.noop.name.replace(":", "' || chr(58) || '")
     insert = f"INSERT INTO neoq_jobs (queue, task, payload) VALUES ('{jobs.QUEUE}', '{task}', '{{\"number\": 1}}')"
-    return pgbench(bench, f"{before}{insert};\n", clients=_CLIENTS, seconds=bench.sizes.rush_seconds)
+    return pgbench(bench, f"{insert};\n", clients=_CLIENTS, seconds=bench.sizes.rush_seconds, **environment)
 
 
 @contextmanager
