@@ -38,11 +38,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqla_neoq import logs, targets
 from sqla_neoq.context import JobContext
-from sqla_neoq.dialects import engine_of
+from sqla_neoq.dialects import engine_of, read_committed
 from sqla_neoq.errors import ConfigurationError
 from sqla_neoq.executor import execute
 from sqla_neoq.payloads import clean_text
-from sqla_neoq.transaction import RunTransaction
+from sqla_neoq.transaction import RunSession, RunTransaction
 from sqla_neoq.wire import Assignment, Channel, Ready, Report, Setup
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ class Sessions:
         event.listen(engine, "connect", _notice_a_dead_client)
         if self._schema is not None:
             engine = engine.execution_options(neoq_schema=self._schema)
-        committed = engine.execution_options(isolation_level="READ COMMITTED")
-        return lambda: Session(committed)
+        committed = read_committed(engine)
+        return lambda: RunSession(committed)
 
 
 def _notice_a_dead_client(connection: Any, _record: object) -> None:

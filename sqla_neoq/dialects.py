@@ -15,6 +15,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from sqla_neoq.checkout import ask_the_doubtful
 from sqla_neoq.errors import ConfigurationError
 from sqla_neoq.migrations.quoting import qualifier
 
@@ -55,6 +56,7 @@ _TCP: Final = {
     "tcp_user_timeout": 20_000,
 }
 
+_COMMITTED: Final = "READ COMMITTED"
 _FROM_URL: Final = "neoq_from_url"
 """The execution option that marks engines of which the URL tells all."""
 
@@ -182,10 +184,31 @@ def engine_of(database: str | URL, *, pool: bool = True, size: int = 5) -> Engin
         )
     connect_args, options = _connect_args(url), {_FROM_URL: True}
     if not pool:
-        return create_engine(url, poolclass=NullPool, connect_args=connect_args, execution_options=options)
-    return create_engine(
-        url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=connect_args, execution_options=options
+        return create_engine(
+            url,
+            poolclass=NullPool,
+            isolation_level=_COMMITTED,
+            connect_args=connect_args,
+            execution_options=options,
+        )
+    # READ COMMITTED once a connection: as an execution option it is set and reset around every transaction.
+    engine = create_engine(
+        url,
+        pool_size=size,
+        max_overflow=5,
+        isolation_level=_COMMITTED,
+        connect_args=connect_args,
+        execution_options=options,
     )
+    ask_the_doubtful(engine)
+    return engine
+
+
+def read_committed(engine: Engine) -> Engine:
+    """Return the engine in READ COMMITTED, whatever its default: in SERIALIZABLE, completions would fail each other."""
+    if _FROM_URL in engine.get_execution_options():
+        return engine
+    return engine.execution_options(isolation_level=_COMMITTED)
 
 
 def async_twin(engine: Engine, *, size: int) -> AsyncEngine | None:
@@ -198,7 +221,14 @@ def async_twin(engine: Engine, *, size: int) -> AsyncEngine | None:
     options, url = engine.get_execution_options(), engine.url
     if _FROM_URL not in options:
         return None
-    twin = create_async_engine(url, pool_size=size, max_overflow=5, pool_pre_ping=True, connect_args=_connect_args(url))
+    twin = create_async_engine(
+        url,
+        pool_size=size,
+        max_overflow=5,
+        pool_pre_ping=True,
+        isolation_level=_COMMITTED,
+        connect_args=_connect_args(url),
+    )
     return twin.execution_options(**options)
 
 

@@ -20,7 +20,7 @@ from sqla_neoq import migrations, statements, targets
 from sqla_neoq.claim import Claimant, Want
 from sqla_neoq.config import RunnerConfig
 from sqla_neoq.context import StopReason
-from sqla_neoq.dialects import dialect_of, engine_of, schema_of
+from sqla_neoq.dialects import dialect_of, engine_of, read_committed, schema_of
 from sqla_neoq.dispatcher import Dispatcher
 from sqla_neoq.errors import ConfigurationError, DatabaseUnavailable
 from sqla_neoq.eventloop import EventLoop
@@ -37,7 +37,7 @@ from sqla_neoq.signals import Signals
 from sqla_neoq.tally import Counts, Tally
 from sqla_neoq.tasks import Handler, Task, checked_concurrency
 from sqla_neoq.timekeeper import Timekeeper
-from sqla_neoq.transaction import AsyncRunTransaction, AsyncSessions, RunTransaction
+from sqla_neoq.transaction import AsyncRunTransaction, AsyncSessions, RunSession, RunTransaction
 from sqla_neoq.wire import Setup
 
 if TYPE_CHECKING:
@@ -124,9 +124,8 @@ class Runner:
             self._engine = self._engine.execution_options(neoq_schema=self.config.schema)
         self._schema = schema_of(self._engine)
         self._options = {} if self._schema is None else {"schema_translate_map": {None: self._schema}}
-        # READ COMMITTED whatever the engine's default: in SERIALIZABLE, completions would fail each other's jobs.
-        committed = self._engine.execution_options(isolation_level="READ COMMITTED")
-        self._make_session = sessionmaker or (lambda: Session(committed))
+        committed = read_committed(self._engine)
+        self._make_session = sessionmaker or (lambda: RunSession(committed))
         self._async_sessions = AsyncSessions(async_sessionmaker, committed, size=self.config.concurrency)
         found_tasks, found_handlers = targets.sort_out(tasks)
         self.tasks: Mapping[str, Task[..., Any]] = MappingProxyType(found_tasks)

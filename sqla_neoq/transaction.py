@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from sqla_neoq.claim import completion
 from sqla_neoq.dialects import async_twin, cancel_statement
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-    from sqlalchemy.orm import Session
 
     from sqla_neoq.context import ClaimedJob
     from sqla_neoq.handles import AsyncHandle, Handle, Steps
 
 log = logging.getLogger("sqla_neoq.jobs")
+
+_RUN: Final = "neoq_run"
+"""Where a session's ``info`` has its run."""
 
 
 def _refuse_autocommit(connection: Connection, name: str, remedy: str) -> None:
@@ -137,10 +140,9 @@ class RunTransaction:
             self._driver_connection = connection.connection.driver_connection
             self._lock = threading.Lock()
             self._session = session
-            # A task may roll back and go on: its next statement is on another connection, this one is another job's.
-            event.listen(session, "after_begin", self._began)
-            event.listen(session, "after_rollback", self._let_go)
-            event.listen(session, "after_commit", self._let_go)
+            session.info[_RUN] = self
+            if not isinstance(session, RunSession):
+                _listen(session)
             # Once more: a cancel() of a moment ago found no connection to cancel.
             _refuse_late(cancelled=self._cancelled)
         return self._session
@@ -179,18 +181,18 @@ class RunTransaction:
         """Refused: a thread has no event loop to wait on."""
         raise RuntimeError("job.complete_async() is for async def tasks; call job.complete() here")
 
-    def _began(self, _session: Session, _transaction: Any, connection: Connection) -> None:
+    def began(self, connection: Connection) -> None:
+        """The session's next transaction is on this connection."""
         assert self._lock is not None
         with self._lock:
             self._driver_connection = connection.connection.driver_connection
         _refuse_late(cancelled=self._cancelled)
 
-    def _let_go(self, session: Session) -> None:
-        """The connection goes back to its pool; unless only a savepoint ended."""
+    def let_go(self) -> None:
+        """The session's connection goes back to its pool."""
         assert self._lock is not None
-        if not session.in_nested_transaction():
-            with self._lock:
-                self._driver_connection = None
+        with self._lock:
+            self._driver_connection = None
 
     def complete(self, job: ClaimedJob) -> None:
         """Write the completion, fenced, and commit it together with the task's own work.
@@ -243,6 +245,37 @@ class RunTransaction:
             # A cancellation may still be under way and would hit the connection's next user.
             session.invalidate()
         session.close()
+        # An application's scoped session goes on after the run.
+        session.info.pop(_RUN, None)
+
+
+class RunSession(Session):
+    """``job.session`` where the application does not make its own; its listeners are there once, not made for each."""
+
+
+# A task may roll back and go on: its next statement is on another connection, and the one it had is another job's.
+
+
+def _began(session: Session, _transaction: Any, connection: Connection) -> None:
+    run = session.info.get(_RUN)
+    if run is not None:
+        run.began(connection)
+
+
+def _let_go(session: Session) -> None:
+    run = session.info.get(_RUN)
+    # Unless only a savepoint ended.
+    if run is not None and not session.in_nested_transaction():
+        run.let_go()
+
+
+def _listen(sessions: Session | type[Session]) -> None:
+    event.listen(sessions, "after_begin", _began)
+    event.listen(sessions, "after_rollback", _let_go)
+    event.listen(sessions, "after_commit", _let_go)
+
+
+_listen(RunSession)
 
 
 class AsyncRunTransaction:
