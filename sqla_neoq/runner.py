@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import URL, Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from sqla_neoq import migrations, statements, targets
 from sqla_neoq.claim import Claimant, Want
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
 
     from sqla_neoq.context import ClaimedJob
     from sqla_neoq.outcomes import Outcome

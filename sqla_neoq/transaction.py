@@ -15,7 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from sqla_neoq.claim import completion
-from sqla_neoq.dialects import async_twin, cancel_statement
+from sqla_neoq.dialects import async_twin, cancel_statement, fetch
 from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.handles import Configured, Query, configure, join, join_async
 from sqla_neoq.handles.alchemy import PLAIN_CURSOR, connection_of
@@ -53,8 +53,13 @@ def _refuse_late(*, cancelled: bool) -> None:
 def _commit(session: Session, job: ClaimedJob, options: dict[str, Any], *, delete: bool) -> None:
     session.flush()
     statement, parameters = completion(job, delete=delete)
-    lost = connection_of(session).execute(statement, parameters, execution_options={**options, **PLAIN_CURSOR}).first()
-    if lost is not None:
+    connection = connection_of(session)
+    if isinstance(session, RunSession):
+        lost = bool(fetch(connection, statement, parameters, options))
+    else:
+        options = {**options, **PLAIN_CURSOR}
+        lost = connection.execute(statement, parameters, execution_options=options).first() is not None
+    if lost:
         raise ClaimLost(f"job {job.id} was taken from this run; its work was rolled back")
     session.commit()
 

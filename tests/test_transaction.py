@@ -14,11 +14,11 @@ from support.waiting import eventually
 from sqla_neoq import enqueue
 from sqla_neoq import transaction as module
 from sqla_neoq.claim import Want, claim, settle
-from sqla_neoq.dialects import engine_of
+from sqla_neoq.dialects import DATABASE_ERRORS, engine_of
 from sqla_neoq.errors import ClaimLost, JobCancelled
 from sqla_neoq.models import Job
 from sqla_neoq.outcomes import Outcome, Verb
-from sqla_neoq.transaction import AsyncRunTransaction, AsyncSessions, RunTransaction
+from sqla_neoq.transaction import AsyncRunTransaction, AsyncSessions, RunSession, RunTransaction
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def job(database, me):
         return claim(connection, me, [Want("q", 1, handler=True)], 1).jobs[0]
 
 
-@pytest.fixture
-def transaction(engine, database, me):
+@pytest.fixture(params=[RunSession, Session], ids=["the runner's session", "the application's"])
+def transaction(request, engine, database, me):
     """The transaction of one run; what it leaves open is closed after the test."""
-    transaction = RunTransaction(lambda: Session(engine), me.options)
+    transaction = RunTransaction(lambda: request.param(engine), me.options)
     yield transaction
     transaction.rollback()
 
@@ -329,7 +329,7 @@ def test_work_that_breaks_a_constraint_at_the_flush_does_not_complete_the_job(da
     write_effect(transaction.session)
     with pytest.raises(IntegrityError):
         write_effect(transaction.session)
-    with pytest.raises(DBAPIError):
+    with pytest.raises(DATABASE_ERRORS):
         transaction.complete(job)
     transaction.rollback()
     assert (effects(database), database.statuses()) == ([], {job.id: "running"})
@@ -408,13 +408,14 @@ def test_a_session_in_autocommit_is_refused(database_url, me):
     engine.dispose()
 
 
+@pytest.mark.parametrize("kind", [RunSession, Session])
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_the_fence_holds_in_every_isolation_level(database_url, database, me, job, level):
+def test_the_fence_holds_in_every_isolation_level(database_url, database, me, job, level, kind):
     engine = create_engine(database_url, isolation_level=level)
-    transaction = RunTransaction(lambda: Session(engine), me.options)
+    transaction = RunTransaction(lambda: kind(engine), me.options)
     write_effect(transaction.session)
     take_away(database, me, job)
-    with pytest.raises((ClaimLost, DBAPIError)):
+    with pytest.raises((ClaimLost, *DATABASE_ERRORS)):
         transaction.complete(job)
     transaction.rollback()
     engine.dispose()
