@@ -42,6 +42,9 @@ RETURN_AFTER: Final = 10.0
 """Seconds after an outage until this runner declares others dead: twice the longest wait between their attempts."""
 _LONGEST_BEAT: Final = 10.0
 _LONGEST_SIGN_OFF: Final = 5.0
+_DEADLINES_SHARE: Final = 0.005
+"""How much of the time goes into looking for passed deadlines, at most. No claim takes such jobs: it may be late."""
+_DEADLINES_EVERY: Final = 30.0
 _RESCUE_BATCH: Final = 200
 _PRUNE_BATCH: Final = 1000
 _PRUNE_EVERY: Final = 60.0
@@ -106,6 +109,7 @@ class Lease(Service):
         self._worker: int | None = None
         self._judge_from = 0.0
         self._abandoned = False
+        self._deadlines_at = 0.0
         self._reconnecting = Reconnecting()
         self.last_beat = monotonic()
 
@@ -181,6 +185,8 @@ class Lease(Service):
 
     def _beat(self) -> bool:
         """Renew the lease and do what needs doing; False when there is more to do at once."""
+        began = monotonic()
+        deadlines = began >= self._deadlines_at
         with self._link.use(_LONGEST_BEAT) as connection:
             seen = self._execute(
                 connection,
@@ -189,7 +195,11 @@ class Lease(Service):
                 wanted=self._wanted,
                 tasks=self._tasks,
                 stale=SILENT_AFTER,
+                deadlines=deadlines,
             ).one()
+            if deadlines:
+                took = monotonic() - began
+                self._deadlines_at = began + min(took / _DEADLINES_SHARE, _DEADLINES_EVERY)
             if seen.alive:
                 self.last_beat = monotonic()
             rescued = self._rescue(connection) if seen.stale or seen.orphans else 0

@@ -135,7 +135,8 @@ class Job(Base):
             unique=True,
             postgresql_where=text(UNFINISHED_SQL),
         ),
-        Index("neoq_jobs_running_idx", "worker_id", postgresql_where=text("status = 'running'")),
+        # The second column, for those that somebody asked to stop: few, while of each worker there are many.
+        Index("neoq_jobs_running_idx", "worker_id", "cancel_requested_at", postgresql_where=text("status = 'running'")),
         Index(
             "neoq_jobs_deadline_idx",
             "deadline",

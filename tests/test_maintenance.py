@@ -4,6 +4,7 @@ import socket
 import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from types import SimpleNamespace
 
 import psycopg
@@ -13,7 +14,7 @@ from support.running import Database, ago, ahead, claimant, in_thread, threads
 from support.servers import libpq
 from support.waiting import eventually
 
-from sqla_neoq import maintenance
+from sqla_neoq import maintenance, statements
 from sqla_neoq._version import __version__
 from sqla_neoq.claim import Want, claim, claim_suspect, settle
 from sqla_neoq.config import RunnerConfig
@@ -440,8 +441,33 @@ def test_jobs_past_their_deadline_are_told_of_while_they_wait(lease, database):
     lease._beat()
     assert lease.told.overdue == 0
     database.add(queue="whatever", deadline=ago(1))
+    lease._deadlines_at = 0.0
     lease._beat()
     assert lease.told.overdue == 1
+
+
+def test_deadlines_are_looked_at_the_less_often_the_longer_that_takes(lease, database, monkeypatch):
+    lease._beat()
+    assert lease._deadlines_at - monotonic() < 10 / maintenance._DEADLINES_SHARE
+    monkeypatch.setattr(maintenance, "_DEADLINES_SHARE", 1e-9)
+    lease._deadlines_at = 0.0
+    lease._beat()
+    database.add(queue="whatever", deadline=ago(1))
+    lease._beat()
+    assert lease.told.overdue == 0
+    # However long it takes.
+    assert lease._deadlines_at - monotonic() <= maintenance._DEADLINES_EVERY
+
+
+@pytest.mark.parametrize("living", [[], [20], [10, 20, 30]])
+@pytest.mark.parametrize("worker", [None, -(2**62), 5, 15, 25, 2**62])
+def test_what_runs_without_a_worker_is_found_whatever_its_workers_number(database, living, worker):
+    for number in living:
+        database.worker(id=number)
+        database.add(queue="q", status="running", claim_token=1, worker_id=number)
+    orphan = database.add(queue="q", status="running", claim_token=7, worker_id=worker)
+    with database.begin() as connection:
+        assert connection.execute(statements.orphans()).all() == [(orphan, 7)]
 
 
 # Housekeeping --------------------------------------------------------------------------------------------------------

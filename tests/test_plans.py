@@ -187,6 +187,8 @@ class Table:
     """As a host has them, once PostgreSQL has moved its prepared statements to generic plans."""
     runner: Connection
     """As the runner opens its own."""
+    dsn: str
+    execute: Callable[[str], object]
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +214,8 @@ def make_table(databases) -> Iterator[Callable[..., Table]]:
                 connection.execute(ANALYZE)
             connection.execute("SET plan_cache_mode = force_generic_plan")
             runner = stack.enter_context(PostgresDialect().connect(create_engine(url, poolclass=NullPool), "plans"))
-            return Table(Connection(connection), Connection(runner.connection.dbapi_connection))
+            runner_connection = Connection(runner.connection.dbapi_connection)
+            return Table(Connection(connection), runner_connection, libpq(make_url(url)), connection.execute)
 
         yield make
 
@@ -233,6 +236,9 @@ def wanted(*queues: str, slots: int = CLAIM) -> str:
 
 def claiming(*queues: str, total: int = CLAIM) -> dict:
     return {"worker": 1, "tasks": '["a", "b"]', "wanted": wanted(*queues, slots=total), "total": total}
+
+
+BEAT = {"worker": 1, "stale": 5.0, "wanted": wanted("q0", "q1"), "tasks": "[]", "deadlines": True}
 
 
 def assert_frugal(plan: Plan, rows: float) -> None:
@@ -320,13 +326,16 @@ def test_outcomes_are_written_by_their_ids_and_read_no_other_job(any_connection,
 
 
 def test_a_beat_reads_what_runs_and_nothing_that_waits(table):
-    plan = table.runner.explain(statements.beat(), worker=1, stale=5.0, wanted=wanted("q0", "q1"), tasks="[]")
-    # Once to look for orphans, once for jobs to cancel.
-    assert_frugal(plan, 2 * RUNNING)
+    plan = table.runner.explain(statements.beat(), **BEAT)
+    assert plan.looked_at() == 0
+    # The one worker, and what is below it.
+    assert_frugal(plan, 2)
 
 
-def test_orphans_and_strays_are_sought_among_what_runs(table):
-    assert_frugal(table.runner.explain(statements.orphans()), RUNNING)
+def test_orphans_are_sought_where_no_worker_is_and_strays_among_what_runs(table):
+    plan = table.runner.explain(statements.orphans())
+    assert plan.looked_at() == 0
+    assert_frugal(plan, 2)
     # Once to lock them, once to write them: here all that runs is a stray.
     assert_frugal(table.runner.explain(statements.put_back_strays(), worker=1, tokens="{1,2}"), 2 * RUNNING)
 
@@ -399,3 +408,48 @@ def test_an_outcome_costs_no_more_with_a_larger_backlog(small_and_large):
     )
     assert large.looked_at() == small.looked_at() == 100
     assert large.pages_read_of() <= small.pages_read_of() + 100
+
+
+# While vacuum is held up ---------------------------------------------------------------------------------------------
+
+# Of queue q0 many were claimed, finished and would be vacuumed; these wait.
+DRAINED = """
+INSERT INTO neoq_jobs (queue, run_after, deadline)
+SELECT 'q0', now() - interval '1 hour' + n * interval '1 millisecond', now() - interval '1 minute'
+FROM generate_series(1, 8000) AS n;
+UPDATE neoq_jobs SET status = 'running', worker_id = 1, claim_token = 9 WHERE status = 'new';
+UPDATE neoq_jobs SET status = 'processed', claim_token = NULL, finished_at = now() WHERE status = 'running';
+INSERT INTO neoq_jobs (queue) SELECT 'q0' FROM generate_series(1, 200) AS n;
+INSERT INTO neoq_jobs (queue, status, claim_token, worker_id) SELECT 'q1', 'running', 9, 1 FROM generate_series(1, 20);
+"""
+
+
+@pytest.fixture(scope="module")
+def pinned(make_table) -> Iterator[Table]:
+    """A table under somebody's snapshot, which keeps the index entries of all that was claimed since."""
+    table = make_table("fresh", finished=0, backlog=0, future=0, running=0)
+    with closing(psycopg.connect(table.dsn)) as snapshot:
+        snapshot.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        snapshot.execute("SELECT count(*) FROM neoq_jobs")
+        table.execute(DRAINED)
+        table.execute(ANALYZE)
+        yield table
+
+
+def test_a_claim_walks_over_what_vacuum_may_not_remove_and_one_above_the_floor_does_not(pinned):
+    everywhere = pinned.runner.explain(statements.claim_due(), **claiming("q0"))
+    known = json.dumps(
+        [{"queue": "q0", "slots": CLAIM, "handler": True, "priority": 0} | pinned.runner.position("q0", 9)]
+    )
+    gaps = json.dumps([{"queue": "q0", "slots": CLAIM, "handler": True} | gap for gap in GAPS])
+    above = pinned.runner.explain(statements.claim_due(), **claiming("q0") | {"wanted": gaps, "known": known})
+    assert everywhere.nodes[0].rows == above.nodes[0].rows == CLAIM
+    # Both read the pages of what they take; the other also those of all that was claimed.
+    assert everywhere.pages_read_of() > above.pages_read_of() + 100
+    assert above.pages_read_of() <= 3 * CLAIM + 20
+
+
+def test_a_beat_reads_nothing_of_what_ran_once(pinned):
+    assert pinned.runner.explain(statements.beat(), **BEAT).pages_read_of() > 100
+    assert pinned.runner.explain(statements.beat(), **BEAT | {"deadlines": False}).pages_read_of() <= 20
+    assert pinned.runner.explain(statements.orphans()).pages_read_of() <= 20

@@ -249,7 +249,7 @@ def declare_dead(connection):
 
 
 def beat(connection, me):
-    about = {"worker": me.worker, "stale": 4.0, "wanted": "[]", "tasks": "[]"}
+    about = {"worker": me.worker, "stale": 4.0, "wanted": "[]", "tasks": "[]", "deadlines": True}
     return connection.execute(statements.beat(), about).one().alive
 
 

@@ -353,7 +353,9 @@ class Lives(RuleBasedStateMachine):
     def beat(self, slot):
         who = self.slots[slot]
         wanted = json.dumps([Want(queue, 1, True)._asdict() for queue in QUEUES])
-        (seen,) = self.ask(who, statements.beat(), worker=who.worker, stale=4.0, wanted=wanted, tasks="[]")
+        (seen,) = self.ask(
+            who, statements.beat(), worker=who.worker, stale=4.0, wanted=wanted, tasks="[]", deadlines=True
+        )
         alive = who.worker in self.model.silent
         lives = self.model.jobs.values()
         assert seen.alive == alive

@@ -68,7 +68,10 @@ CREATE TABLE {prefix}neoq_jobs (
         f"CREATE UNIQUE INDEX neoq_jobs_fingerprint_key ON {prefix}neoq_jobs (queue, fingerprint) "
         "WHERE fingerprint IS NOT NULL AND status IN ('new', 'running', 'failed')"
     )
-    yield f"CREATE INDEX neoq_jobs_running_idx ON {prefix}neoq_jobs (worker_id) WHERE status = 'running'"
+    yield (
+        f"CREATE INDEX neoq_jobs_running_idx ON {prefix}neoq_jobs (worker_id, cancel_requested_at) "
+        "WHERE status = 'running'"
+    )
     yield (
         f"CREATE INDEX neoq_jobs_deadline_idx ON {prefix}neoq_jobs (deadline) WHERE deadline IS NOT NULL AND {_WAITING}"
     )

@@ -18,6 +18,7 @@ from sqlalchemy import (
     column,
     delete,
     exists,
+    false,
     func,
     insert,
     literal_column,
@@ -33,6 +34,7 @@ from sqla_neoq.models import DEFAULT_MAX_RETRIES
 from sqla_neoq.statements.claiming import runnable
 from sqla_neoq.statements.housekeeping import overdue
 from sqla_neoq.statements.parts import (
+    ZERO,
     array,
     bury_rows,
     clock,
@@ -107,8 +109,9 @@ def beat() -> Select[Any]:
     """Renew the lease of ``:worker`` and look around, in one round trip.
 
     Returns one row: ``alive`` (false: the row is gone, this runner was declared dead), whether there are workers
-    ``stale`` for more than ``:stale`` seconds, ``orphans`` (running jobs without a worker), ``overdue`` jobs past their
-    deadline, due ``suspects`` in ``:wanted``, and ``cancels``, the ids of own jobs that somebody asked to stop.
+    ``stale`` for more than ``:stale`` seconds, ``orphans`` (running jobs without a worker), due ``suspects`` in
+    ``:wanted``, ``cancels``, the ids of own jobs that somebody asked to stop, and, if ``:deadlines`` says so,
+    ``overdue`` jobs past their deadline.
     """
     me = bindparam("worker", type_=BigInteger)
     own = update(workers).where(workers.c.id == me).values(heartbeat_at=clock).returning(workers.c.id).cte("own")
@@ -122,11 +125,13 @@ def beat() -> Select[Any]:
         runnable(wanted.c.handler),
     )
     asked = select(jobs.c.id).where(jobs.c.worker_id == me, running(), jobs.c.cancel_requested_at.is_not(None))
+    # CASE, because it may be dear: where vacuum is held up, it walks over all whose deadline has passed since.
+    late = case((bindparam("deadlines", type_=Boolean), exists(overdue())), else_=false())
     return select(
         exists(select(own.c.id)).label("alive"),
         stale.label("stale"),
-        exists(orphans()).label("orphans"),
-        exists(overdue()).label("overdue"),
+        exists(select(orphans().subquery("orphan").c.id)).label("orphans"),
+        late.label("overdue"),
         suspects.label("suspects"),
         array(asked).label("cancels"),
     )
@@ -158,10 +163,29 @@ def remove_dead_workers() -> Executable:
 
 @cache
 def orphans() -> Select[Any]:
-    """The running jobs that no worker owns any more: (id, token)."""
-    return select(jobs.c.id, jobs.c.claim_token.label("token")).where(
-        running(), ~exists().where(workers.c.id == jobs.c.worker_id)
+    """The running jobs that no worker owns any more: (id, token).
+
+    Sought between the workers' ids and beyond, not among what runs: there, where vacuum is held up, are the dead
+    entries of all that ever ran, and this is asked with each heartbeat (22 ms after 300,000 jobs; 0.1 ms this way).
+    """
+    lowest, highest = literal_column(f"{-(2**63)}", type_=BigInteger), literal_column(f"{2**63 - 1}", type_=BigInteger)
+    ids = select(workers.c.id).union_all(select(lowest)).subquery("ids")
+    edges = select(
+        ids.c.id.label("above"),
+        func.coalesce(func.lead(ids.c.id).over(order_by=ids.c.id), highest).label("below"),
+    ).subquery("edges")
+    # OFFSET keeps the planner from making another join of it, which would begin with all that runs.
+    between = (
+        select(jobs.c.id, jobs.c.claim_token)
+        .where(running(), jobs.c.worker_id > edges.c.above, jobs.c.worker_id < edges.c.below)
+        .offset(ZERO)
+        .lateral("between")
     )
+    # Plain SQL may have made one run that has no worker.
+    nobodys = select(jobs.c.id, jobs.c.claim_token).where(running(), jobs.c.worker_id.is_(None))
+    found = select(between.c.id, between.c.claim_token).select_from(edges.join(between, true()))
+    orphan = found.union_all(nobodys).subquery("found")
+    return select(orphan.c.id.label("id"), orphan.c.claim_token.label("token"))
 
 
 @cache
