@@ -1126,12 +1126,13 @@ def test_a_drain_ends_only_after_a_look_everywhere(rig, database, dear, looks):
     ended = []
     first = database.rows()[0].id
     r = rig(lambda job: database.add(queue="q", run_after=ago(3600)) if job.id == first else None)
-    r.dispatcher.on_drained = lambda: ended.append(dict(database.statuses()))
+    r.dispatcher.on_drained = lambda: ended.append((looks[-1], dict(database.statuses())))
     r.start()
     eventually(lambda: ended)
-    assert set(ended[0].values()) == {"processed"}
-    assert len(ended[0]) == 13
-    assert looks[-1] == ("everywhere", 0)
+    look, statuses = ended[0]
+    assert look == ("everywhere", 0)
+    assert set(statuses.values()) == {"processed"}
+    assert len(statuses) == 13
 
 
 def test_what_was_known_of_the_floor_is_forgotten_with_the_connection(rig, database, dear, looks):
