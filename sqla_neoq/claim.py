@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqla_neoq import statements
@@ -13,7 +14,7 @@ from sqla_neoq.outcomes import Verb
 from sqla_neoq.payloads import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sqlalchemy import Connection, Executable, Select
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sqla_neoq.outcomes import Outcome
 
 _COLUMNS = len(ClaimedJob._fields)
+_fence_of = itemgetter(0, 1)  # id and token
 
 
 class Want(NamedTuple):
@@ -65,6 +67,7 @@ def claim(
     *,
     view: View = EVERYWHERE,
     completed: Sequence[Outcome] = (),
+    meanwhile: Callable[[], object] | None = None,
 ) -> Claimed:
     """Claim up to ``total`` due jobs, and in the same statement complete others, for which the task did its work.
 
@@ -75,14 +78,12 @@ def claim(
         total: how many in all.
         view: where to look.
         completed: the outcomes of the others.
+        meanwhile: called while the server works on it.
     """
-    parameters = {**_asking(claimant, wants), "total": total}
+    parameters = {**_asking(claimant, wants), "total": total, **_fences(completed)}
     if view is not EVERYWHERE:
         parameters |= _within(view, wants)
-    if completed:
-        parameters["outcomes"] = _fences(completed)
-    statement = statements.claim_due(completing=bool(completed))
-    rows = fetch(connection, statement, parameters, claimant.options)
+    rows = fetch(connection, statements.claim_due(), parameters, claimant.options, meanwhile=meanwhile)
     *_, next_due, now, walked, lost = rows[0]
     jobs = [] if rows[0][0] is None else [ClaimedJob._make(row[:_COLUMNS]) for row in rows]
     return Claimed(jobs, next_due, jobs[0].ran_at if jobs else now, walked, frozenset(lost or ()))
@@ -130,7 +131,7 @@ def settle(
     ordered = sorted((o for o in outcomes if not o.written and o.verb is not Verb.LOST), key=_verb_name)
     for verb, group in groupby(ordered, key=lambda outcome: outcome.verb):
         rows = connection.execute(
-            _statement(verb, delete=delete), {"outcomes": _records(verb, list(group))}, execution_options=options
+            _statement(verb, delete=delete), _parameters(verb, list(group)), execution_options=options
         )
         lost.update(row[0] for row in rows)
     return lost
@@ -139,7 +140,7 @@ def settle(
 def completion(job: ClaimedJob, *, delete: bool = False) -> tuple[Select[Any], dict[str, Any]]:
     """Return the statement that completes one job, and its parameters; it returns a row if the job was lost."""
     statement = statements.complete_and_delete() if delete else statements.complete()
-    return statement, {"outcomes": f'[{{"id":{job.id},"token":{job.token}}}]'}
+    return statement, {"ids": f"{{{job.id}}}", "tokens": f"{{{job.token}}}"}
 
 
 def _verb_name(outcome: Outcome) -> str:
@@ -160,12 +161,14 @@ def _statement(verb: Verb, *, delete: bool) -> Executable:
             return statements.put_back()
 
 
-def _fences(outcomes: Iterable[Outcome]) -> str:
-    # By hand: nearly all outcomes pass here, and two integers need no encoder.
-    return "[" + ",".join([f'{{"id":{o.job.id},"token":{o.job.token}}}' for o in outcomes]) + "]"
+def _fences(outcomes: Iterable[Outcome]) -> dict[str, str]:
+    # In the order of the ids; and of two runs of one job, the later claim's last, which is the one that may own it.
+    jobs = sorted([outcome.job for outcome in outcomes], key=_fence_of)
+    literal = statements.array_literal
+    return {"ids": literal([job.id for job in jobs]), "tokens": literal([job.token for job in jobs])}
 
 
-def _records(verb: Verb, outcomes: list[Outcome]) -> str:
+def _parameters(verb: Verb, outcomes: list[Outcome]) -> dict[str, str]:
     if verb in {Verb.COMPLETE, Verb.CANCEL}:
         return _fences(outcomes)
     records = [
@@ -180,4 +183,4 @@ def _records(verb: Verb, outcomes: list[Outcome]) -> str:
         }
         for o in outcomes
     ]
-    return encode(records, limit=2**30)
+    return {"outcomes": encode(records, limit=2**30)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,7 +21,7 @@ from sqla_neoq.errors import ConfigurationError
 from sqla_neoq.migrations.quoting import qualifier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sqlalchemy import ClauseElement, PoolProxiedConnection
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -249,13 +250,20 @@ def schema_of(engine: Engine) -> str | None:
 
 
 def fetch(
-    connection: Connection, statement: ClauseElement, parameters: Mapping[str, Any], options: Mapping[str, Any]
+    connection: Connection,
+    statement: ClauseElement,
+    parameters: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[tuple[Any, ...]]:
     """Run a statement on the driver's own cursor, and return its rows as tuples.
 
     The connection is in autocommit, or its transaction was begun: nothing here begins one for SQLAlchemy to commit. For
     claims, whose rows are read a thousand at a time: SQLAlchemy's rows and the text format take 5 us of the
     dispatcher's thread for each, this way it is 1.5. Errors are the driver's, not wrapped.
+
+    ``meanwhile`` is called once the statement was sent, and before its answer is awaited.
     """
     sql, defaults = _compiled(statement, options.get("schema_translate_map", {}).get(None))
     # Not driver_connection, which a connection that has left its pool no longer knows.
@@ -263,7 +271,13 @@ def fetch(
     with driver_connection.cursor(row_factory=tuple_row) as cursor:
         # The application's cursor_factory may be one that binds on the client, and those cannot read the binary format.
         binary = not isinstance(cursor, psycopg.ClientCursor)
-        rows: list[tuple[Any, ...]] = cursor.execute(sql, {**defaults, **parameters}, binary=binary).fetchall()
+        # A pipeline only sends what it is given; the server begins at once, and its answer is collected at the end.
+        pipeline = psycopg.Pipeline.is_supported() and meanwhile is not None
+        with driver_connection.pipeline() if pipeline else nullcontext():
+            cursor.execute(sql, {**defaults, **parameters}, prepare=True, binary=binary)
+            if meanwhile is not None:
+                meanwhile()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
 
 

@@ -186,6 +186,9 @@ class Dispatcher(Service):
                 except DATABASE_ERRORS as error:
                     self._wait_for_database(error)
                     continue
+            if claims and self.claiming and turn is Turn.OTHERS and self._pool.calls_for_a_round(backlog=self._backlog):
+                continue  # and hand out while the server works on the next round
+            self._pool.hand_out()
             if not self.claiming and self.stopping.is_set() and self._pool.in_flight == 0 and not self._blocked:
                 continue  # nobody is left to wake it
             if self.claiming and self.quarantine.turn(monotonic(), self._pool.in_flight) is not turn:
@@ -223,7 +226,15 @@ class Dispatcher(Service):
                     jobs = claim_suspect(connection, self.claimant, wants)
                 elif wants:
                     riding = to_write if rides else ()
-                    claimed = claim(connection, self.claimant, wants, total, view=view, completed=riding)
+                    claimed = claim(
+                        connection,
+                        self.claimant,
+                        wants,
+                        total,
+                        view=view,
+                        completed=riding,
+                        meanwhile=self._pool.hand_out,
+                    )
                     jobs = claimed.jobs
                     lost |= claimed.lost
         except DATABASE_ERRORS as error:
@@ -241,7 +252,7 @@ class Dispatcher(Service):
             lost -= self._doubtful
             self._doubtful.difference_update(outcome.job.id for outcome in outcomes)
         self._reconnecting.succeeded()
-        self._pool.submit(jobs)
+        self._pool.accept(jobs)
         if turn is Turn.SUSPECT:
             self.quarantine.claimed(monotonic(), jobs[0].id if jobs else None)
         if outcomes:
@@ -375,7 +386,7 @@ class Dispatcher(Service):
         if not everywhere:
             wait = min(wait, max(self._floor.due - now, 0.0))
         self._next_poll = now + wait
-        if everywhere and not jobs and not self._backlog and self.on_drained is not None:
+        if everywhere and not jobs and next_due != 0.0 and not self._backlog and self.on_drained is not None:
             self._look_for_suspects_or_end()
 
     def _look_for_suspects_or_end(self) -> None:
@@ -386,7 +397,8 @@ class Dispatcher(Service):
                 suspects = claim_suspect(connection, self.claimant, wants)
             if suspects:
                 self.quarantine.claimed(monotonic(), suspects[0].id)
-                self._pool.submit(suspects)
+                self._pool.accept(suspects)
+                self._pool.hand_out()
             else:
                 self.on_drained()
 
@@ -426,6 +438,7 @@ class Dispatcher(Service):
         self._pool.wait(until, low=low, linger=now + linger)
 
     def _wait_for_database(self, error: BaseException) -> None:
+        self._pool.hand_out()
         delay = self._reconnecting.next_delay()
         # A table or a right that is missing: it may come back, in a deploy, but a drain does not wait for that.
         refused = is_missing(error)

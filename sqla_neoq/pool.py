@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextvars import copy_context
 from itertools import groupby
 from operator import attrgetter
@@ -82,13 +82,14 @@ class Ready(NamedTuple):
 class Lane:
     """The jobs of one queue in this runner."""
 
-    __slots__ = ("backlog", "handler", "limit", "mean", "queue", "ready", "running", "waiting_turn")
+    __slots__ = ("backlog", "coming", "handler", "limit", "mean", "queue", "ready", "running", "waiting_turn")
 
     def __init__(self, queue: str, limit: int, *, handler: bool) -> None:
         self.queue = queue
         self.limit = limit
         self.handler = handler
         self.ready: deque[Ready] = deque()
+        self.coming = 0
         self.running = 0
         self.mean: float | None = None
         self.backlog = True
@@ -130,6 +131,8 @@ class WorkPool:
         self._work = threading.Condition(self._lock)
         self._attention = threading.Condition(self._lock)
         self._turns: deque[Lane] = deque()
+        self._accepted: Sequence[ClaimedJob] = ()
+        self._accepted_at = 0.0
         self._ready = 0
         self._idle = 0
         self._threads = 0
@@ -168,25 +171,38 @@ class WorkPool:
             slots = min(lane.limit, self._concurrency)
             ahead = prefetch.ahead(slots, lane.mean)
             most_ahead = max(most_ahead, ahead)
-            want = slots + ahead - lane.running - len(lane.ready)
+            want = slots + ahead - lane.running - len(lane.ready) - lane.coming
             if want > 0:
                 wants.append(Want(lane.queue, want, lane.handler))
         total = min(room + most_ahead, prefetch.BATCH)
         self._enough = most_ahead // 2
         return (wants, total) if total > 0 else ([], 0)
 
-    def submit(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Hand claimed jobs to the threads, best first."""
+    def accept(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Take claimed jobs, best first, onto the books; the threads get them with :meth:`hand_out`."""
         with self._lock:
-            now = monotonic()
-            for queue, group in groupby(jobs, key=_queue_of):
-                lane = self._lanes[queue]
-                lane.ready.extend([Ready(job, now) for job in group])
-                if not lane.waiting_turn and lane.running < lane.limit:
-                    lane.waiting_turn = True
-                    self._turns.append(lane)
+            self._spread()
+            self._accepted, self._accepted_at = jobs, monotonic()
             self._ready += len(jobs)
-            self._work.notify(min(len(jobs), self._idle))
+            for queue, number in Counter(map(_queue_of, jobs)).items():
+                self._lanes[queue].coming += number
+
+    def hand_out(self) -> None:
+        """Let the threads have what was accepted."""
+        with self._lock:
+            self._spread()
+            self._work.notify(min(self._ready, self._idle))
+
+    def _spread(self) -> None:
+        """Under the lock: put what was accepted into its lanes."""
+        jobs, self._accepted = self._accepted, ()
+        for queue, group in groupby(jobs, key=_queue_of):
+            lane = self._lanes[queue]
+            lane.coming = 0
+            lane.ready.extend([Ready(job, self._accepted_at) for job in group])
+            if not lane.waiting_turn and lane.running < lane.limit:
+                lane.waiting_turn = True
+                self._turns.append(lane)
 
     def wait(self, until: float, *, low: int, linger: float) -> None:
         """Wait for something to do: until poked, until few jobs are ready, or until a time.
@@ -219,6 +235,16 @@ class WorkPool:
         """
         return max(self._ready // 2, self._enough)
 
+    def calls_for_a_round(self, *, backlog: bool) -> bool:
+        """Whether the next round shall begin before what the last one brought is handed out.
+
+        With tiny jobs, of which many are held: the server works on the next round while the threads run these.
+        """
+        with self._lock:
+            if self._enough < prefetch.BATCH // 2:
+                return False
+            return (backlog and self._ready <= self._enough) or len(self._outcomes) >= prefetch.BATCH // 2
+
     def poke(self) -> None:
         """Make ``wait`` return; from any thread."""
         with self._lock:
@@ -235,6 +261,7 @@ class WorkPool:
     def give_back_ready(self) -> None:
         """Turn every job that has not started into an outcome that puts it back untouched."""
         with self._lock:
+            self._spread()
             for lane in self._lanes.values():
                 self._give_back(lane)
 
@@ -291,6 +318,7 @@ class WorkPool:
         """Return the claim tokens of all jobs held here."""
         with self._lock:
             held = {run.job.token for run in self._runs}
+            held.update(job.token for job in self._accepted)
             held.update(ready.job.token for lane in self._lanes.values() for ready in lane.ready)
             held.update(outcome.job.token for outcome in self._outcomes)
             return held

@@ -17,8 +17,8 @@ BATCH: Final = 1000
 PATIENCE: Final = 1.0
 """Seconds after which a job held ready is given back: the mean was wrong, and another runner may be idle."""
 _WEIGHT: Final = 0.05
-_TINY: Final = 0.0001
-_MOST_AMONG_TINY: Final = 0.001
+_TINY: Final = 0.001
+_MOST_AMONG_TINY: Final = 0.0002
 
 
 def ahead(slots: int, mean: float | None) -> int:
@@ -32,11 +32,12 @@ def ahead(slots: int, mean: float | None) -> int:
 def mean_of(mean: float | None, duration: float) -> float:
     """Return the running mean after one more duration: an exponential average over about twenty jobs.
 
-    Among tiny jobs one counts for no more than a millisecond: there is always one whose thread lost its turn of the
-    interpreter for a tenth of a second, and the next claims would be a hundredth as large.
+    Among tiny jobs there are always some whose thread lost its turn of the interpreter for some milliseconds, often
+    several in a row, and the next claims would be a hundredth as large. So there one counts for no more than a fifth of
+    a millisecond or four times the mean; jobs that have truly become slow are known for it after some thirty.
     """
     if mean is None:
         return duration
     if mean < _TINY:
-        duration = min(duration, _MOST_AMONG_TINY)
+        duration = min(duration, max(_MOST_AMONG_TINY, 4 * mean))
     return mean + _WEIGHT * (duration - mean)

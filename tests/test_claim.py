@@ -1,9 +1,14 @@
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 from support.running import Database, ago, ahead, claimant
+from support.waiting import eventually
 
 from sqla_neoq.claim import Want, claim, claim_suspect, completion, settle
 from sqla_neoq.floor import Position, View
@@ -587,6 +592,81 @@ def test_a_completion_that_waits_for_a_row_too_long_takes_the_claim_back_with_it
             claim(connection, me, [full("q")], 9, completed=done)
         connection.rollback()
     assert database.statuses() == {held.id: "running", free.id: "running", waiting: "new"}
+
+
+def test_each_outcome_is_fenced_by_its_own_token_wherever_it_stands(database, me, running):
+    jobs = [*running(3), *running(2), *running(4)]
+    stale = {jobs[0].id, jobs[4].id, jobs[8].id}
+    given = [
+        job._replace(token=jobs[(place + 4) % 9].token) if job.id in stale else job for place, job in enumerate(jobs)
+    ]
+    done = [Outcome(job, Verb.COMPLETE) for job in given]
+    Random(5).shuffle(done)
+    with database.begin() as connection:
+        assert claim(connection, me, [], 0, completed=done).lost == stale
+    assert {id_ for id_, status in database.statuses().items() if status == "running"} == stale
+
+
+def test_of_two_runs_of_one_job_the_later_completes_it(database, me, running):
+    (first,) = running()
+    write(database, me, Outcome(first, Verb.PUT_BACK))
+    (again,) = take(database, me, "q").jobs
+    done = [Outcome(again, Verb.COMPLETE), Outcome(first, Verb.COMPLETE)]
+    with database.begin() as connection:
+        claim(connection, me, [], 0, completed=done)
+    assert database.statuses() == {first.id: "processed"}
+
+
+# A row that moves -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_look(migrated_database):
+    """An own database in which a look at the jobs waits for a lock first, and the role for which it does."""
+    engine = create_engine(migrated_database(), poolclass=NullPool)
+    role = f"neoq_slow_{uuid.uuid4().hex[:8]}"
+    with engine.begin() as connection:
+        for statement in (
+            f"CREATE ROLE {role}",
+            f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
+            """CREATE FUNCTION wait_first() RETURNS bool VOLATILE LANGUAGE plpgsql SECURITY DEFINER
+            AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN true; END'""",
+            "ALTER TABLE neoq_jobs ENABLE ROW LEVEL SECURITY",
+            "CREATE POLICY slow ON neoq_jobs USING (wait_first())",
+        ):
+            connection.execute(text(statement))
+    yield Database(engine), role
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {role}"))
+        connection.execute(text(f"DROP ROLE {role}"))
+
+
+def test_a_row_that_was_written_to_while_the_claim_looked_at_it_is_due_at_once(slow_look):
+    database, role = slow_look
+    me = claimant(database, database.worker(), *TASKS)
+    job, later = database.add(queue="q"), database.add(queue="q", run_after=ahead(60))
+    with database.engine.connect() as other, ThreadPoolExecutor() as threads:
+        other.execute(text("SELECT pg_advisory_lock(1)"))
+        other.commit()
+
+        def look():
+            with database.begin() as connection:
+                connection.execute(text(f"SET LOCAL ROLE {role}"))
+                return claim(connection, me, [full("q")], 9)
+
+        looking = threads.submit(look)
+        waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        eventually(lambda: other.execute(waits).scalar_one())
+        database.change(job, payload={"changed": True})
+        other.execute(text("SELECT pg_advisory_unlock(1)"))
+        other.commit()
+        missed = looking.result(10)
+    # Neither claimed nor forgotten: there is something to look for at once, and not only in a minute.
+    assert (missed.jobs, missed.next_due) == ([], 0.0)
+    found = take(database, me, "q")
+    assert (ids(found), found.jobs[0].payload) == ([job], '{"changed": true}')
+    assert database.row(later).status == "new"
 
 
 # Strays --------------------------------------------------------------------------------------------------------------

@@ -665,6 +665,67 @@ def test_a_claim_whose_answer_was_lost_completed_what_rode_in_it(rig, database, 
     assert sorted(ran) == jobs
 
 
+# Tiny jobs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Claims of ten, as of a thousand; with a note of how many jobs each came with and brought, and of hand-outs."""
+    monkeypatch.setattr(prefetch, "BATCH", 10)
+    monkeypatch.setattr(prefetch, "LIMIT", 20)
+    happened, claim = [], module.claim
+
+    def note(*args, meanwhile, **how):
+        happened.append(("sent", len(how["completed"])))
+
+        def hand_out():
+            happened.append("meanwhile")
+            meanwhile()
+
+        claimed = claim(*args, meanwhile=hand_out, **how)
+        happened.append(("came", len(claimed.jobs)))
+        return claimed
+
+    monkeypatch.setattr(module, "claim", note)
+    return happened
+
+
+def test_tiny_jobs_are_handed_out_while_the_server_works_on_the_next_round(rig, database, tiny):
+    for _ in range(95):
+        database.add(queue="q")
+    r = rig()
+    handed_out, hand_out = [], r.pool.hand_out
+
+    def note_what_is_handed_out():
+        handed_out.append((tiny[-1], len(r.pool._accepted)))
+        hand_out()
+
+    r.pool.hand_out = note_what_is_handed_out
+    r.start()
+    eventually(lambda: len(r.ended) == 95)
+    assert r.verbs == {Verb.COMPLETE: 95}
+    assert ("meanwhile", 10) in handed_out
+
+
+def test_what_was_accepted_is_handed_out_though_the_database_went_away(rig, database, tiny, monkeypatch):
+    for _ in range(95):
+        database.add(queue="q")
+    r = rig()
+    use, broken = r.link.use, []
+
+    def break_once(*args):
+        if not broken and r.pool._accepted:
+            broken.append(len(r.pool._accepted))
+            raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
+        return use(*args)
+
+    monkeypatch.setattr(r.link, "use", break_once)
+    r.start()
+    eventually(lambda: len(r.ended) == 95)
+    assert broken
+    assert r.verbs == {Verb.COMPLETE: 95}
+
+
 # Outcomes that cannot be written -------------------------------------------------------------------------------------
 
 

@@ -168,7 +168,7 @@ def test_tables_in_an_odd_schema_work_from_enqueue_over_wake_up_to_claim(empty):
         worker = {"name": "w", "host": "h", "pid": 1, "queues": "[]", "version": "0", "listening": False}
         me = connection.execute(statements.register_worker(), worker, execution_options=options).scalar()
         wanted = '[{"queue": "q", "slots": 1, "handler": true}]'
-        claim = {"worker": me, "tasks": "[]", "wanted": wanted, "total": 1}
+        claim = {"worker": me, "tasks": "[]", "wanted": wanted, "total": 1, "ids": "{}", "tokens": "{}"}
         (job,) = connection.execute(statements.claim_due(), claim, execution_options=options)
         assert (job.queue, job.payload) == ("q", '{"a": 1}')
 

@@ -61,7 +61,8 @@ DEFINITIONS = {}
 def submit(pool, jobs):
     """Submit jobs, each with what it shall run."""
     DEFINITIONS.update(jobs)
-    pool.submit([job for job, _ in jobs])
+    pool.accept([job for job, _ in jobs])
+    pool.hand_out()
 
 
 @pytest.fixture
@@ -392,6 +393,35 @@ def test_the_tokens_held_are_those_of_jobs_ready_running_and_not_yet_collected(m
     pool.take_outcomes()
     assert pool.tokens() == {run.token, ready.token}
     gate.open()
+
+
+def test_what_was_accepted_is_held_though_no_thread_has_it_yet(make_pool):
+    pool, ran = make_pool(concurrency=2), []
+    before, _ = pool.wants()
+    accepted = [job(), job()]
+    for one in accepted:
+        DEFINITIONS[one] = running(lambda: ran.append(current_job().id))
+    pool.accept(accepted)
+    assert pool.wants() == ([], 0)
+    assert pool.tokens() == {one.token for one in accepted}
+    assert (pool.in_flight, pool.at_rest, ran) == (2, False, [])
+    pool.hand_out()
+    pool.hand_out()
+    collect(pool, 2)
+    assert sorted(ran) == [one.id for one in accepted]
+    assert pool.wants()[0][0].slots >= before[0].slots
+
+
+def test_what_was_accepted_can_be_given_back(make_pool):
+    pool = make_pool()
+    accepted = [job(), job()]
+    pool.accept(accepted)
+    pool.give_back_ready()
+    outcomes = pool.take_outcomes()
+    assert [outcome.job for outcome in outcomes] == accepted
+    assert {outcome.verb for outcome in outcomes} == {Verb.PUT_BACK}
+    pool.hand_out()
+    assert pool.at_rest
 
 
 def test_a_job_whose_deadline_passes_while_it_waits_is_not_started(make_pool):

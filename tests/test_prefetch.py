@@ -37,16 +37,30 @@ def test_the_first_duration_is_the_mean():
     assert prefetch.mean_of(None, 3.0) == 3.0
 
 
-@pytest.mark.parametrize("before", [0.001, 8e-6])
-def test_the_mean_follows_a_change_within_some_fifty_jobs(before):
+@pytest.mark.parametrize(("before", "jobs"), [(0.001, 50), (8e-6, 80)])
+def test_the_mean_follows_a_change_within_some_dozens_of_jobs(before, jobs):
     mean = before
-    for _ in range(50):
+    for _ in range(jobs):
         mean = prefetch.mean_of(mean, 1.0)
     assert 0.9 < mean < 1.0
 
 
+def test_tiny_jobs_that_have_become_slow_are_soon_claimed_no_more_than_can_be_started():
+    mean = 8e-6
+    for _ in range(35):
+        mean = prefetch.mean_of(mean, 0.1)
+    assert prefetch.ahead(20, mean) < 20
+
+
 def test_one_job_whose_thread_lost_its_turn_makes_no_claim_small():
     assert prefetch.ahead(20, prefetch.mean_of(8e-6, 0.1)) == prefetch.LIMIT
+
+
+def test_twenty_threads_that_lost_their_turns_make_the_next_claims_no_smaller():
+    mean = 8e-6
+    for _ in range(19):
+        mean = prefetch.mean_of(mean, 0.02)
+    assert prefetch.ahead(20, mean) >= prefetch.BATCH
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))

@@ -90,7 +90,9 @@ FENCED = ["complete", "complete_and_delete", "fail", "bury", "put_back", "finish
 @pytest.mark.parametrize("name", FENCED)
 def test_every_write_from_running_repeats_the_fence(name):
     said = sql(getattr(statements, name)())
-    assert "neoq_jobs.claim_token = outcome.token" in said
+    assert "neoq_jobs.claim_token = outcome.token" in said or (
+        "neoq_jobs.claim_token = (SELECT fences.tokens" in said and "[width_bucket(neoq_jobs.id, " in said
+    )
     assert "= 'running'" in said
 
 

@@ -83,6 +83,9 @@ _CLAIMED: Final = (
 # apostrophes, and schema_translate_map does not double one that is in the name.
 _tokens: Final = Table(claim_tokens.name, MetaData(), Column("tableoid", OID))
 
+_place: Final = literal_column(f"{jobs.name}.ctid").label("ctid")
+"""Where this version of a row is. Spelt out, because a column of the mapped table it shall not be."""
+
 
 def registered() -> ColumnElement[bool]:
     """Whether ``:worker`` exists: a frozen runner, declared dead and resumed, must not claim under its old name."""
@@ -241,10 +244,11 @@ def _take(picked: CTE, before: Any) -> CTE:
     # A scalar subquery: drawn once for the whole claim, and not at all when nothing was picked.
     token = select(func.nextval(cast(_tokens.c.tableoid, REGCLASS)).label("value")).where(before).cte("token")
     token = token.prefix_with("MATERIALIZED")
-    # By an array, not by a join: whatever the statistics say, that is an index scan and never a hash of the table.
+    # By an array, not by a join: whatever the statistics say, that is never a hash of the table. And by the place of
+    # each row: it is known, this transaction has locked it there, and the primary key need not be asked again.
     return (
         update(jobs)
-        .where(jobs.c.id == any_(array(select(picked.c.id))))
+        .where(_place.element == any_(array(select(picked.c.ctid))))
         .values(
             status=literal_column("'running'"),
             worker_id=bindparam("worker", type_=BigInteger),
@@ -265,7 +269,7 @@ def _seconds(interval: Any) -> ColumnElement[float]:
 
 
 @cache
-def claim_due(*, completing: bool = False) -> Select[Any]:
+def claim_due() -> Select[Any]:
     """Claim up to ``:total`` due jobs of ``:wanted`` (queue, slots, handler) and ``:tasks`` for ``:worker``.
 
     Best first: by priority over all queues, then by due time; between queues of one priority chance decides, so that
@@ -274,9 +278,9 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
     Always returns at least one row: with nothing to claim, ``id`` is NULL and ``next_due`` says in how many seconds
     the next waiting job of these queues falls due (NULL: none), so that an idle runner asks one question, not two.
 
-    With ``completing`` it also does what :func:`~sqla_neoq.statements.outcomes.complete` does, for ``:outcomes``, and
-    every row holds the ``lost`` ids as an array (NULL: none). One statement is a transaction by itself: a round trip
-    instead of four, and each of those would cost the thread that waits for it a turn of Python's interpreter lock.
+    It also does what :func:`~sqla_neoq.statements.outcomes.complete` does, for ``:ids`` and ``:tokens``, and every row
+    holds the ``lost`` ids as an array (NULL: none). One statement is a transaction by itself: a round trip instead of
+    four, and each of those would cost the thread that waits for it a turn of Python's interpreter lock.
     """
     began = select(func.clock_timestamp(type_=aware_time).label("at")).cte("began").prefix_with("MATERIALIZED")
     lanes = _lanes(began)
@@ -285,7 +289,8 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
     # keeps the planner from pulling the subquery up, which would lose the order.
     queued = select(quotas).order_by(quotas.c.priority.desc(), func.random()).offset(ZERO).subquery("queued")
     best = (
-        select(jobs.c.id)
+        select(_place)
+        .select_from(jobs)
         .where(_in_lane(queued.c), runnable(queued.c.handler))
         .order_by(jobs.c.run_after, jobs.c.id)
         .limit(queued.c.slots)
@@ -293,7 +298,7 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
         .lateral("best")
     )
     picked = (
-        select(best.c.id)
+        select(best.c.ctid)
         .select_from(queued.join(best, true()))
         .limit(bindparam("total", type_=Integer))
         .cte("picked")
@@ -323,12 +328,15 @@ def claim_due(*, completing: bool = False) -> Select[Any]:
         .scalar_subquery()
     )
     soonest = select(func.min(later)).select_from(lanes).scalar_subquery()
+    # A row that was written to between the look at it and its lock is not where it was: seen, locked, and not taken. It
+    # is due, and the next claim will find it where it is now.
+    next_due = case((exists(select(picked.c.ctid)), ZERO), else_=_seconds(soonest - clock))
     nothing = ~exists(select(taken.c.id))
     idle = select(
-        case((nothing, _seconds(soonest - clock))).label("next_due"),
+        case((nothing, next_due)).label("next_due"),
         case((nothing, _epoch(clock))).label("now"),
         select(walked.c.seconds).scalar_subquery().label("walked"),
-        (lost_ids(*completed()) if completing else null()).label("lost"),
+        lost_ids(*completed()).label("lost"),
     ).subquery("idle")
     return (
         select(*taken.c, *idle.c)
@@ -342,7 +350,7 @@ def claim_suspect() -> Select[Any]:
     """Claim one due suspect of ``:wanted`` and ``:tasks`` for ``:worker``: a job under which workers died twice."""
     wanted = recordset("wanted", "wanted", column("queue", Text), column("slots", Integer), column("handler", Boolean))
     picked = (
-        select(jobs.c.id)
+        select(_place)
         .join_from(wanted, jobs, jobs.c.queue == wanted.c.queue)
         .where(
             registered(),

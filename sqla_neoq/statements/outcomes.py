@@ -14,6 +14,7 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     cast,
     column,
     delete,
@@ -68,23 +69,46 @@ def _lost(outcome: CTE, written: CTE) -> Select[Any]:
     return select(outcome.c.id).where(~exists().where(written.c.id == outcome.c.id))
 
 
-def lost_ids(outcome: CTE, written: CTE) -> ColumnElement[Any]:
-    """The same as an array; NULL when there are none."""
-    return select(func.array_agg(_lost(outcome, written).subquery("lost").c.id)).scalar_subquery()
+def _fences() -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """``:ids``, in ascending order, and the ``:tokens`` that belong to them, as arrays that are read once."""
+    # An array that is cast from a parameter's text would be read again for every row that is compared with it.
+    ids, tokens = (cast(bindparam(name, type_=Text), ARRAY(BigInteger)).label(name) for name in ("ids", "tokens"))
+    fences = select(ids, tokens).cte("fences").prefix_with("MATERIALIZED")
+    # The cast says that it is one array; ANY of a subquery would be any of its rows.
+    return cast(select(fences.c.ids).scalar_subquery(), ARRAY(BigInteger)), select(fences.c.tokens).scalar_subquery()
 
 
-@cache
-def complete() -> Select[Any]:
-    """``running`` → ``processed`` for ``:outcomes`` (id, token). Returns the lost ids."""
-    return _lost(*completed())
+def _fenced_by_pairs(ids: ColumnElement[Any], tokens: ColumnElement[Any]) -> ColumnElement[bool]:
+    """The same fence for outcomes that are nothing but an id and a token.
+
+    The token is found by bisection: width_bucket() counts how many of the ascending ids are not above this one. A join
+    with the outcomes, unfolded from JSON, took another microsecond a job, a tenth of all that the server does for one.
+    """
+    return and_(
+        jobs.c.id == any_(ids),
+        jobs.c.claim_token == tokens[func.width_bucket(jobs.c.id, ids)],
+        jobs.c.status.concat(literal_column("''")) == literal_column("'running'"),
+    )
 
 
-def completed() -> tuple[CTE, CTE]:
-    """The outcomes, and the rows that were completed for them."""
-    outcome = _outcomes()
+def lost_ids(ids: ColumnElement[Any], written: CTE) -> ColumnElement[Any]:
+    """The ids that the fence refused, as an array; NULL when there are none."""
+    given = select(func.unnest(ids).label("id")).subquery("given")
+    lost = array(select(given.c.id).where(given.c.id.not_in(select(written.c.id))))
+    all_of_them = select(func.count()).select_from(written).scalar_subquery() == func.cardinality(ids)
+    return case((~all_of_them, lost))
+
+
+def _ids_lost(ids: ColumnElement[Any], written: CTE) -> Select[Any]:
+    return select(func.unnest(lost_ids(ids, written)))
+
+
+def completed() -> tuple[ColumnElement[Any], CTE]:
+    """``:ids``, and the rows that were completed of them under their ``:tokens``."""
+    ids, tokens = _fences()
     written = (
         update(jobs)
-        .where(_fenced(outcome))
+        .where(_fenced_by_pairs(ids, tokens))
         .values(
             status=literal_column("'processed'"),
             finished_at=clock,
@@ -95,15 +119,35 @@ def completed() -> tuple[CTE, CTE]:
         .returning(jobs.c.id)
         .cte("written")
     )
-    return outcome, written
+    return ids, written
+
+
+@cache
+def complete() -> Select[Any]:
+    """``running`` → ``processed`` for ``:ids`` and ``:tokens``. Returns the lost ids."""
+    return _ids_lost(*completed())
 
 
 @cache
 def complete_and_delete() -> Select[Any]:
     """Delete the completed jobs at once, for a retention of zero. Returns the lost ids."""
-    outcome = _outcomes()
-    written = delete(jobs).where(_fenced(outcome)).returning(jobs.c.id).cte("written")
-    return _lost(outcome, written)
+    ids, tokens = _fences()
+    written = delete(jobs).where(_fenced_by_pairs(ids, tokens)).returning(jobs.c.id).cte("written")
+    return _ids_lost(ids, written)
+
+
+@cache
+def finish_cancelled() -> Select[Any]:
+    """``running`` → ``cancelled`` for ``:ids`` and ``:tokens``. Returns the lost ids."""
+    ids, tokens = _fences()
+    written = (
+        update(jobs)
+        .where(_fenced_by_pairs(ids, tokens))
+        .values(status=literal_column("'cancelled'"), finished_at=clock, claim_token=null())
+        .returning(jobs.c.id)
+        .cte("written")
+    )
+    return _ids_lost(ids, written)
 
 
 @cache
@@ -152,20 +196,6 @@ def put_back_strays() -> Executable:
         .values(**unless_cancelled("new"), claim_token=null())
         .returning(jobs.c.id)
     )
-
-
-@cache
-def finish_cancelled() -> Select[Any]:
-    """``running`` → ``cancelled`` for ``:outcomes`` (id, token). Returns the lost ids."""
-    outcome = _outcomes()
-    written = (
-        update(jobs)
-        .where(_fenced(outcome))
-        .values(status=literal_column("'cancelled'"), finished_at=clock, claim_token=null())
-        .returning(jobs.c.id)
-        .cte("written")
-    )
-    return _lost(outcome, written)
 
 
 def _failed_attempts() -> CTE:
