@@ -52,7 +52,7 @@ from sqla_neoq.statements.parts import (
 )
 
 if TYPE_CHECKING:
-    from sqlalchemy import CTE, ColumnElement, Select
+    from sqlalchemy import CTE, ColumnElement, Label, Select
 
 
 def _epoch(time: Any) -> ColumnElement[Any]:
@@ -83,7 +83,7 @@ _CLAIMED: Final = (
 # apostrophes, and schema_translate_map does not double one that is in the name.
 _tokens: Final = Table(claim_tokens.name, MetaData(), Column("tableoid", OID))
 
-_place: Final = literal_column(f"{jobs.name}.ctid").label("ctid")
+_place: Final[Label[Any]] = literal_column(f"{jobs.name}.ctid").label("ctid")
 """Where this version of a row is. Spelt out, because a column of the mapped table it shall not be."""
 
 
