@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.bench import SMOKE, Bench, Sizes
 from benchmarks.database import VARIABLE, open_database
 from benchmarks.report import Result
@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report.measured_on(result))
     if options.update_docs:
         _update_docs(result)
+    if plots_to := options.plots or (ROOT / "docs" / "plots" if options.update_docs else None):
+        for drawn in plots.draw(result.figures, plots_to):
+            print(drawn, file=sys.stderr)
     return 1 if result.failed else 0
 
 
@@ -110,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="small sizes: whether it works, not how fast it is")
     parser.add_argument("--rounds", type=int, help="how often a measurement is repeated at most (3; with --smoke 1)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to keep the result (benchmarks/results/)")
-    parser.add_argument("--update-docs", action="store_true", help="put the tables into README.md and docs/")
+    parser.add_argument("--update-docs", action="store_true", help="put the tables and plots into README.md and docs/")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIRECTORY", help="draw the plots there (with --update-docs: docs/plots)"
+    )
     return parser
 
 

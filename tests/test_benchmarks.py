@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 from support.processes import ROOT
 from support.servers import libpq
 
-from benchmarks import report
+from benchmarks import plots, report
 from benchmarks.__main__ import main
 from benchmarks.database import VARIABLE
 from benchmarks.figures import UNITS, Figure, percentile
@@ -198,3 +198,37 @@ def test_both_documents_say_what_the_figures_were_measured_on(short: bool):
     text = report.markdown(Result(FACTS, 3, False, [figure], {}), short=short)
     assert "| a drain | 30/s | raw | 60/s | 0.50 |" in text
     assert all(fact in text for fact in ("2 cores (Some CPU)", "PostgreSQL 18.6", "synchronous_commit=on", "3.11.7"))
+
+
+def plotted() -> list[Figure]:
+    curve = [float(number) for number in range(1, 100)]
+    slices = [[0, 100.0], [1000, 90.0]]
+    return [
+        Figure("drain-20k", "a", "jobs/s", [30.0], "raw", [60.0], {"backlog": 20_000}),
+        Figure("drain-100k", "a", "jobs/s", [40.0], "raw", [50.0], {"backlog": 100_000}),
+        Figure(
+            "pinned",
+            "a",
+            "jobs/s",
+            [90.0],
+            "raw",
+            [80.0],
+            dict.fromkeys(("series", "free_series", "raw_series"), slices),
+        ),
+        Figure("pick-up-p50", "a", "ms", [1.0], "raw", [1.0], {"percentiles": curve, "other_percentiles": curve}),
+        Figure("pick-up-10-p50", "a", "ms", [1.0], "raw", [1.0], {"percentiles": curve, "other_percentiles": curve}),
+    ]
+
+
+def test_the_same_figures_give_the_same_plots(tmp_path: Path):
+    first, second = (plots.draw(plotted(), tmp_path / name) for name in ("first", "second"))
+    assert [path.name for path in first] == ["backlog.svg", "horizon.svg", "pick-up.svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_what_was_not_measured_is_not_plotted(tmp_path: Path):
+    assert plots.draw([figure for figure in plotted() if figure.name != "pinned"], tmp_path) == [
+        tmp_path / "backlog.svg",
+        tmp_path / "pick-up.svg",
+    ]
+    assert plots.draw([], tmp_path / "none") == []
