@@ -142,14 +142,15 @@ class Waiter(threading.Thread):
         self._most = most
         self.arrivals: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
         self.listening = threading.Event()
+        self.stopping = threading.Event()
 
     def run(self) -> None:
-        """Serve until a notification says ``stop``."""
+        """Serve until ``stopping`` is set and one more notification comes, however many are still unread."""
         with _connected(self._database) as listening, _connected(self._database) as claiming:
             listening.execute(f"LISTEN {CHANNEL}")
             self.listening.set()
-            for notification in listening.notifies():
-                if notification.payload == "stop":
+            for _ in listening.notifies():
+                if self.stopping.is_set():
                     return
                 rows = claiming.execute(_CLAIM_ONE_QUEUE, (QUEUE, self._most)).fetchall()
                 now = time.monotonic()

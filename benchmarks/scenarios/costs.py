@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Timer
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import jobs, raw
@@ -46,9 +47,13 @@ def start(bench: Bench) -> Iterator[Figure]:
 def _said(process: subprocess.Popen[str]) -> float:
     """Return the first line that the process writes, and end it."""
     assert process.stdout is not None
+    # A process that has nothing to say is killed, and its output ends.
+    limit = Timer(PATIENCE, process.kill)
+    limit.start()
     try:
         return float(process.stdout.readline())
     finally:
+        limit.cancel()
         end(process)
 
 

@@ -151,5 +151,9 @@ def _raw_waiter(bench: Bench, most: int = 1) -> Iterator[raw.Waiter]:
     try:
         yield waiter
     finally:
+        waiter.stopping.set()
         bench.admin.execute("SELECT pg_notify(%s, 'stop')", (raw.CHANNEL,))
         waiter.join(PATIENCE)
+        if waiter.is_alive():
+            # It would take the next scenario's jobs.
+            raise RuntimeError("the raw loop does not stop")
