@@ -6,7 +6,7 @@ IN_VENV := $(VENV)/bin/python -m
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-kills test test-matrix lint format bench bench-smoke chaos chaos-smoke soak model clean
+.PHONY: help venv demo demo-kills test test-matrix lint format bench bench-peers bench-smoke chaos chaos-smoke soak model clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ format: $(VENV)/.develop  ## rewrite the code in the project's style
 
 bench: $(VENV)/.develop  ## measure beside the raw SQL loop, some minutes (NEOQ_BENCH_DATABASE_URL, BENCH_ARGS="--help")
 	@$(IN_VENV) benchmarks $(BENCH_ARGS)
+
+bench-peers: $(VENV)/.develop  ## measure other job queues on PostgreSQL beside this one, ten minutes (PEERS_ARGS="--help")
+	@$(IN_VENV) benchmarks.peers $(PEERS_ARGS)
 
 bench-smoke: $(VENV)/.develop  ## see in under a minute that every benchmark works
 	@$(IN_VENV) benchmarks --smoke $(BENCH_ARGS)

@@ -122,16 +122,16 @@ def measured_on(result: Result) -> str:
     )
 
 
-def update(document: Path, block: str) -> bool:
-    """Put the block between the two marks of a document. Returns whether it has them."""
+def update(document: Path, block: str, *, start: str = START, end: str = END) -> bool:
+    """Put the block between two marks of a document. Returns whether it has them."""
     if not document.exists():
         return False
     text = document.read_text(encoding="utf-8")
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
+    before, begun, rest = text.partition(start)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
         return False
-    document.write_text(f"{before}{START}\n{block}\n{END}{after}", encoding="utf-8")
+    document.write_text(f"{before}{start}\n{block}\n{end}{after}", encoding="utf-8")
     return True
 
 

@@ -69,7 +69,7 @@ ENTRIES: Final = (
         "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')",
         {"concurrency": 20},
         "concurrency 20 (the default is 1)",
-        "claims one job a statement; keeps a row for each event of a job; does not rescue by itself, "
+        "an event loop; a stalled job is left to the application, "
         "its documentation shows a periodic task for that",
     ),
     Entry(
@@ -79,7 +79,7 @@ ENTRIES: Final = (
         "SELECT count(*) FROM pgqueuer",
         {"batch_size": 100},
         "asyncpg, uvloop, batch_size 100",
-        "an event loop; completed jobs move to a log table",
+        "an event loop",
         rescues=False,
     ),
     Entry(
@@ -98,7 +98,7 @@ ENTRIES: Final = (
         "SELECT count(*) FROM oban_jobs WHERE state <> 'completed'",
         {"limit": 20},
         "limit 20, pool of 10",
-        "an event loop; one completion a statement",
+        "an event loop",
         python=(3, 12),
     ),
     Entry(
@@ -108,6 +108,6 @@ ENTRIES: Final = (
         "SELECT count(*) FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled')",
         {"workers": 20},
         "20 workers",
-        "a Rust core with Python tasks; append-only storage",
+        "a Rust core with Python tasks",
     ),
 )
