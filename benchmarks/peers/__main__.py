@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 from benchmarks.database import VARIABLE, open_database
 from benchmarks.peers import report, scenarios
 from benchmarks.peers.catalogue import ENTRIES
-from benchmarks.peers.places import ROOT, Unavailable, interpreter
+from benchmarks.peers.places import ROOT, UnavailableError, interpreter
 from benchmarks.report import update
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _measured(entry: Entry, server: URL, sizes: Sizes, asked: Sequence[str]) -> 
             result |= scenarios.singles(entry, server, sizes)
         if "pick-up" in asked and entry.paced:
             result |= scenarios.pick_up(entry, server, sizes)
-    except Unavailable as error:
+    except UnavailableError as error:
         return result | {"error": str(error)}
     return result
 
@@ -86,7 +86,10 @@ def _drains(entry: Entry, server: URL, sizes: Sizes) -> dict[str, Any]:
         _, large = scenarios.drain(entry, server, sizes.large, sizes.drain_cap)
         bulk += [second[f"bulk_{sizes.small}"], large[f"bulk_{sizes.large}"]]
         figures |= large
-    named = {name.replace(str(sizes.small), "small").replace(str(sizes.large), "large"): value for name, value in figures.items()}
+    named = {
+        name.replace(str(sizes.small), "small").replace(str(sizes.large), "large"): value
+        for name, value in figures.items()
+    }
     return named | {"bulk": max(bulk)}
 
 

@@ -69,8 +69,7 @@ ENTRIES: Final = (
         "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')",
         {"concurrency": 20},
         "concurrency 20 (the default is 1)",
-        "an event loop; a stalled job is left to the application, "
-        "its documentation shows a periodic task for that",
+        "an event loop; a stalled job is left to the application, its documentation shows a periodic task for that",
     ),
     Entry(
         "pgqueuer",

@@ -13,7 +13,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
 from psycopg import sql
@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).parents[2]
 CACHE: Final = ROOT / ".bench"
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """A peer that cannot be installed, or breaks."""
 
 
@@ -59,14 +59,14 @@ def _python_for(entry: Entry) -> str:
     for python in [*(f"python{name}" for name in names), *found]:
         if shutil.which(python) and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
             return python
-    raise Unavailable(f"needs Python {entry.python[0]}.{entry.python[1]}, and there is none")
+    raise UnavailableError(f"needs Python {entry.python[0]}.{entry.python[1]}, and there is none")
 
 
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Unavailable((lines or ["could not be installed"])[-1])
+        raise UnavailableError((lines or ["could not be installed"])[-1])
 
 
 @contextmanager
@@ -117,7 +117,7 @@ class Inside:
                 return None
             if said is None:
                 self.process.wait()
-                raise Unavailable((self._errors or ["ended without a word"])[-1])
+                raise UnavailableError((self._errors or ["ended without a word"])[-1])
             if said["event"] == event:
                 return said
 
@@ -126,16 +126,16 @@ class Inside:
         try:
             code = self.process.wait(limit)
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"did not end within {limit:.0f} s") from None
+            raise UnavailableError(f"did not end within {limit:.0f} s") from None
         if code:
-            raise Unavailable((self._errors or [f"ended with {code}"])[-1])
+            raise UnavailableError((self._errors or [f"ended with {code}"])[-1])
 
     def kill(self) -> None:
         """End it as kill -9 does."""
         self.process.kill()
         self.process.wait()
 
-    def __enter__(self) -> Inside:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,9 +31,11 @@ def markdown(results: Mapping[str, Mapping[str, Any]], entries: Sequence[Entry],
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     lines += [
         "",
-        f"Measured on {facts['date']}: {facts['cores']} cores ({facts['cpu']}) for workers and server together, "
-        f"PostgreSQL {facts['postgresql']} ({facts['server']}, {facts['transport']}; {settings}). "
-        f"The machine's load average before the run was {facts['load_before']}.",
+        (
+            f"Measured on {facts['date']}: {facts['cores']} cores ({facts['cpu']}) for workers and server together, "
+            f"PostgreSQL {facts['postgresql']} ({facts['server']}, {facts['transport']}; {settings}). "
+            f"The machine's load average before the run was {facts['load_before']}."
+        ),
     ]
     return "\n".join(lines)
 
@@ -60,18 +62,18 @@ def _drain(result: Mapping[str, Any], size: str) -> str:
 
 
 def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:,.0f}/s"
+    return "-" if rate is None else f"{rate:,.0f}/s"
 
 
 def _pick_up(result: Mapping[str, Any]) -> str:
     if "pickup_p50" not in result:
-        return "–"
+        return "-"
     return f"{result['pickup_p50']:.1f} / {result['pickup_p99']:.1f} ms"
 
 
 def _rescue(result: Mapping[str, Any]) -> str:
     if "rescue" not in result:
-        return "–"
+        return "-"
     seconds = result["rescue"]
     return f"> {result['rescue_cap']:.0f} s" if seconds is None else f"{seconds:.1f} s"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from benchmarks.peers.places import Inside, Unavailable, own_database
+from benchmarks.peers.places import Inside, UnavailableError, own_database
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def drain(entry: Entry, server: URL, count: int, cap: float) -> tuple[float, Res
         with Inside(entry, "bulk", dsn, count) as producer:
             said = producer.wait_for("done", time.monotonic() + _START + cap)
             if said is None:
-                raise Unavailable(f"{count:,} jobs were not enqueued within {_START + cap:.0f} s")
+                raise UnavailableError(f"{count:,} jobs were not enqueued within {_START + cap:.0f} s")
             bulk = count / said["seconds"]
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("VACUUM (ANALYZE)")
@@ -69,7 +69,7 @@ def _worked_off(
     with Inside(entry, "drain", dsn, count) as worker:
         first = worker.wait_for("first", time.monotonic() + _START)
         if first is None:
-            raise Unavailable(f"began no job within {_START:.0f} s")
+            raise UnavailableError(f"began no job within {_START:.0f} s")
         end = first["at"] + cap
         if worker.wait_for("last", end) is None:
             return count - _left(connection, entry), time.monotonic() - first["at"]
@@ -85,7 +85,7 @@ def singles(entry: Entry, server: URL, sizes: Sizes) -> Result:
         with Inside(entry, "singles", dsn, sizes.singles) as producer:
             said = producer.wait_for("done", time.monotonic() + _START)
             if said is None:
-                raise Unavailable("one by one took too long")
+                raise UnavailableError("one by one took too long")
             return {"singles": sizes.singles / said["seconds"]}
 
 
@@ -102,7 +102,7 @@ def pick_up(entry: Entry, server: URL, sizes: Sizes) -> Result:
                     committed = producer.wait_for("committed", time.monotonic() + _START)
                     began = worker.wait_for("began", time.monotonic() + _START)
                     if committed is None or began is None or committed["number"] != began["number"]:
-                        raise Unavailable("a job was not picked up in its turn")
+                        raise UnavailableError("a job was not picked up in its turn")
                     waits.append((began["at"] - committed["at"]) * 1000)
     return {"pickup_p50": statistics.median(waits), "pickup_p99": percentile(waits, 99), "pickups": waits}
 
@@ -119,7 +119,7 @@ def rescue(entry: Entry, server: URL, sizes: Sizes) -> Result:
         with Inside(entry, "hold", dsn) as first, Inside(entry, "paced", dsn, 1) as producer:
             producer.finish(_START)
             if first.wait_for("began", time.monotonic() + _START) is None:
-                raise Unavailable("began no job")
+                raise UnavailableError("began no job")
             with Inside(entry, "hold", dsn) as second:
                 second.wait_for("started", time.monotonic() + _START)
                 time.sleep(2.0)
@@ -135,7 +135,7 @@ def rescues(entries: Sequence[Entry], server: URL, sizes: Sizes) -> dict[str, Re
     def one(entry: Entry) -> Result:
         try:
             return rescue(entry, server, sizes)
-        except Unavailable as error:
+        except UnavailableError as error:
             return {"rescue_error": str(error)}
 
     with ThreadPoolExecutor(max_workers=max(1, len(entries))) as pool:

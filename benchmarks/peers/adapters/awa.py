@@ -19,7 +19,7 @@ class Peer:
     def __init__(self, dsn, settings):
         self.dsn = dsn
         # Its client refuses a URL without a host, and finds a socket's folder in the query all the same.
-        self.url = dsn.replace('@/', '@localhost/', 1)
+        self.url = dsn.replace("@/", "@localhost/", 1)
         self.workers = settings["workers"]
 
     async def __aenter__(self):

@@ -55,5 +55,3 @@ class Peer:
             await asyncio.to_thread(waiter.arrivals.get)
             await job(number)
             number += 1
-
-
