@@ -433,6 +433,9 @@ class Dispatcher(Service):
         if self.claiming and self._backlog:
             low = self._pool.low_water()
             linger = _LINGER_WITH_BACKLOG
+        elif self.claiming and now < self._rush_until:
+            # What ends rides with the next look, instead of a transaction of its own just before.
+            linger = max(linger, self._next_poll - now)
         if self._blocked:
             until = min(until, self._next_unblock)
         self._pool.wait(until, low=low, linger=now + linger)

@@ -266,11 +266,18 @@ def test_what_is_measured_here_shows_when_a_statement_reads_the_whole_table(tabl
 def test_a_claim_walks_the_claim_index_alone(table):
     plan = table.runner.explain(statements.claim_due(), **claiming("q0", "q1", "q2", "q3", "nothing here"))
     assert plan.nodes[0].rows == CLAIM
-    # One probe for each lane and queue's end; due jobs are counted up to the slots in all lanes but the last of each
-    # queue; then they are picked, and then written where they are.
-    assert_frugal(plan, LANES + 5 + CLAIM * (LANES - 4) + 2 * CLAIM)
+    # One probe for each lane and queue's end; then they are picked, and then written where they are.
+    assert_frugal(plan, 2 * LANES + 5 + 2 * CLAIM)
     # The primary key: for the completions, of which there are none.
     assert plan.indexes - {"neoq_workers_pkey"} == {"neoq_jobs_claim_idx", "neoq_jobs_pkey"}
+
+
+def test_a_queue_that_may_have_less_than_the_claim_in_all_is_counted_up_to_that(table):
+    asked = claiming("q0", "q1", "q2", "q3", "nothing here") | {"total": CLAIM + 1}
+    plan = table.runner.explain(statements.claim_due(), **asked)
+    assert plan.nodes[0].rows == CLAIM + 1
+    # In all lanes but the last of each queue.
+    assert_frugal(plan, LANES + 5 + CLAIM * (LANES - 4) + 2 * (CLAIM + 1))
 
 
 def test_a_claim_from_one_queue_reads_little_more_than_it_takes(table):

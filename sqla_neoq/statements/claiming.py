@@ -198,10 +198,13 @@ def _quotas(lanes: CTE) -> CTE:
     """Share each queue's slots out over its lanes, the highest priority first.
 
     Without it a claim of n would lock n rows in *every* lane of the queue. The lowest lane needs no count: it gets
-    what is left, so a queue with one priority (most are) pays nothing here.
+    what is left, so a queue with one priority (most are) pays nothing here. Nor does a queue that may have as many as
+    the claim in all: no more rows than those are ever drawn, so none is locked that is not taken. (Counted without
+    need, 200 lanes with 400 jobs each took longer than all the rest of a claim of 1,000.)
     """
-    lowest = func.row_number().over(partition_by=lanes.c.queue, order_by=lanes.c.priority)
-    ranked = select(lanes, (lowest == ONE).label("lowest")).cte("ranked")
+    lowest = func.row_number().over(partition_by=lanes.c.queue, order_by=lanes.c.priority) == ONE
+    unlimited = lanes.c.slots >= bindparam("total", type_=Integer)
+    ranked = select(lanes, or_(lowest, unlimited).label("uncounted")).cte("ranked")
     due = (
         select(ONE.label("one"))
         .where(_in_lane(ranked.c), runnable(ranked.c.handler))
@@ -213,7 +216,7 @@ def _quotas(lanes: CTE) -> CTE:
     )
     counted = select(
         ranked,
-        case((ranked.c.lowest, ZERO), else_=select(func.count()).select_from(due).scalar_subquery()).label("due"),
+        case((ranked.c.uncounted, ZERO), else_=select(func.count()).select_from(due).scalar_subquery()).label("due"),
     ).cte("counted")
     above = func.sum(counted.c.due).over(
         partition_by=counted.c.queue, order_by=counted.c.priority.desc(), rows=(None, -1)
