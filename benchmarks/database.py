@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VARIABLE: Final = "NEOQ_BENCH_DATABASE_URL"
-# PostgreSQL's own defaults are for any machine there is: with 1,000,000 jobs, 128 MB of buffers and a checkpoint each GB
-# of WAL cost the library and the raw loop a quarter of their throughput alike.
+# PostgreSQL's own defaults are for any machine there is: with 1,000,000 jobs, 128 MB of buffers and a checkpoint each
+# GB of WAL cost the library and the raw loop a quarter of their throughput alike.
 _SIZED: Final = {"shared_buffers": "1GB", "max_wal_size": "4GB"}
 _SETTINGS: Final = ("fsync", "synchronous_commit", "shared_buffers", "autovacuum", "max_wal_size")
 
