@@ -233,7 +233,8 @@ class Dispatcher(Service):
                         total,
                         view=view,
                         completed=riding,
-                        meanwhile=self._pool.hand_out,
+                        # A pipeline has its price, 0.1 ms or two: an idle runner has nothing to do meanwhile.
+                        meanwhile=self._pool.hand_out if self._pool.holds_back else None,
                     )
                     jobs = claimed.jobs
                     lost |= claimed.lost
@@ -253,6 +254,9 @@ class Dispatcher(Service):
             self._doubtful.difference_update(outcome.job.id for outcome in outcomes)
         self._reconnecting.succeeded()
         self._pool.accept(jobs)
+        if len(jobs) < total:
+            # No backlog to send for first: whoever waits for these has waited long enough.
+            self._pool.hand_out()
         if turn is Turn.SUSPECT:
             self.quarantine.claimed(monotonic(), jobs[0].id if jobs else None)
         if outcomes:

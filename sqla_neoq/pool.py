@@ -193,6 +193,11 @@ class WorkPool:
             self._spread()
             self._work.notify(min(self._ready, self._idle))
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something was accepted and not handed out."""
+        return bool(self._accepted)
+
     def _spread(self) -> None:
         """Under the lock: put what was accepted into its lanes."""
         jobs, self._accepted = self._accepted, ()

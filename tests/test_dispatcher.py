@@ -682,7 +682,7 @@ def tiny(monkeypatch):
             happened.append("meanwhile")
             meanwhile()
 
-        claimed = claim(*args, meanwhile=hand_out, **how)
+        claimed = claim(*args, meanwhile=hand_out if meanwhile else None, **how)
         happened.append(("came", len(claimed.jobs)))
         return claimed
 
