@@ -1,7 +1,8 @@
 """The runner's centre: one connection, and rounds.
 
-Each round writes the outcomes of finished runs and claims jobs for the free slots, in one transaction, and hands what
-it claimed to the worker threads.
+Each round writes the outcomes of finished runs and claims jobs for the free slots, in one statement if all of them are
+completions, and hands what it claimed to the worker threads: at once, or with a backlog of tiny jobs while the server
+works on the next round.
 
 When the next round comes:
 
@@ -169,6 +170,7 @@ class Dispatcher(Service):
             now = monotonic()
             blocked = bool(self._blocked) and now >= self._next_unblock
             if blocked or now >= self._look_for_strays_at:
+                self._pool.hand_out()  # what follows may wait long, for rows that somebody holds
                 try:
                     if now >= self._look_for_strays_at:
                         self._put_back_strays(now)
@@ -206,7 +208,8 @@ class Dispatcher(Service):
     def _round(self, outcomes: list[Outcome], wants: Sequence[Want], total: int, turn: Turn) -> None:
         jobs: list[ClaimedJob] = []
         claimed: Claimed | None = None
-        view = self._floor.view(monotonic())
+        began = monotonic()
+        view = self._floor.view(began)
         if wants and turn is Turn.OTHERS:
             # Before the claim: a wake-up that comes while it is under way asks for another.
             self._wakes_seen = self.wakes
@@ -216,6 +219,9 @@ class Dispatcher(Service):
         # Nearly always: nothing but completions, which the claim's own statement writes.
         rides = bool(wants) and turn is Turn.OTHERS and not self._delete
         rides = rides and all(outcome.verb is Verb.COMPLETE for outcome in to_write)
+        if not rides:
+            # Only the claim's own statement is awaited with something to do meanwhile.
+            self._pool.hand_out()
         use = self._link.transaction if to_write and not rides else self._link.use
         lost: set[int] = set()
         try:
@@ -253,7 +259,7 @@ class Dispatcher(Service):
             lost -= self._doubtful
             self._doubtful.difference_update(outcome.job.id for outcome in outcomes)
         self._reconnecting.succeeded()
-        self._pool.accept(jobs)
+        self._pool.accept(jobs, began)
         if len(jobs) < total:
             # No backlog to send for first: whoever waits for these has waited long enough.
             self._pool.hand_out()
@@ -396,12 +402,13 @@ class Dispatcher(Service):
     def _look_for_suspects_or_end(self) -> None:
         # A run that ended during the claim may be due again at once: its outcome comes first.
         if self._pool.at_rest and not self._unwritten and not self._blocked and self.on_drained is not None:
+            began = monotonic()
             with self._link.use() as connection:
                 wants, _ = self._pool.wants()
                 suspects = claim_suspect(connection, self.claimant, wants)
             if suspects:
                 self.quarantine.claimed(monotonic(), suspects[0].id)
-                self._pool.accept(suspects)
+                self._pool.accept(suspects, began)
                 self._pool.hand_out()
             else:
                 self.on_drained()

@@ -187,7 +187,11 @@ class Lease(Service):
         """Renew the lease and do what needs doing; False when there is more to do at once."""
         began = monotonic()
         deadlines = began >= self._deadlines_at
+        if deadlines:
+            # Before it is asked: a look so long that it is cut off takes the heartbeat with it, and is not repeated.
+            self._deadlines_at = began + _DEADLINES_EVERY
         with self._link.use(_LONGEST_BEAT) as connection:
+            asked = monotonic()
             seen = self._execute(
                 connection,
                 statements.beat(),
@@ -198,7 +202,7 @@ class Lease(Service):
                 deadlines=deadlines,
             ).one()
             if deadlines:
-                took = monotonic() - began
+                took = monotonic() - asked
                 self._deadlines_at = began + min(took / _DEADLINES_SHARE, _DEADLINES_EVERY)
             if seen.alive:
                 self.last_beat = monotonic()

@@ -2,7 +2,8 @@
 
 Everything shared is guarded by one lock, taken once a job: to hand in the last outcome and take the next job. What
 waits on it are idle threads (``_work``) and the dispatcher (``_attention``). Three numbers are kept at all times: the
-jobs *ready* (claimed, not started), the runs *running*, and the outcomes not yet collected.
+jobs *ready* (claimed, not started; those that were accepted and not handed out too), the runs *running*, and the
+outcomes not yet collected.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Run:
 
 
 class Ready(NamedTuple):
-    """A claimed job that has not started, and the ``monotonic()`` time of its claim."""
+    """A claimed job that has not started, and the ``monotonic()`` time at which its claim began."""
 
     job: ClaimedJob
     since: float
@@ -178,11 +179,16 @@ class WorkPool:
         self._enough = most_ahead // 2
         return (wants, total) if total > 0 else ([], 0)
 
-    def accept(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Take claimed jobs, best first, onto the books; the threads get them with :meth:`hand_out`."""
+    def accept(self, jobs: Sequence[ClaimedJob], since: float) -> None:
+        """Take claimed jobs, best first, onto the books; the threads get them with :meth:`hand_out`.
+
+        Args:
+            jobs: best first.
+            since: the ``monotonic()`` time at which their claim began.
+        """
         with self._lock:
             self._spread()
-            self._accepted, self._accepted_at = jobs, monotonic()
+            self._accepted, self._accepted_at = jobs, since
             self._ready += len(jobs)
             for queue, number in Counter(map(_queue_of, jobs)).items():
                 self._lanes[queue].coming += number

@@ -10,8 +10,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqla_neoq.claim import completion
@@ -23,7 +25,6 @@ from sqla_neoq.handles.alchemy import PLAIN_CURSOR, connection_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
@@ -55,7 +56,11 @@ def _commit(session: Session, job: ClaimedJob, options: dict[str, Any], *, delet
     statement, parameters = completion(job, delete=delete)
     connection = connection_of(session)
     if isinstance(session, RunSession):
-        lost = bool(fetch(connection, statement, parameters, options))
+        try:
+            lost = bool(fetch(connection, statement, parameters, options))
+        except psycopg.Error as error:
+            # As the same statement's error would look in any other session.
+            raise DBAPIError.instance(None, None, error, psycopg.Error, dialect=connection.dialect) from error
     else:
         options = {**options, **PLAIN_CURSOR}
         lost = connection.execute(statement, parameters, execution_options=options).first() is not None

@@ -697,14 +697,14 @@ def test_tiny_jobs_are_handed_out_while_the_server_works_on_the_next_round(rig, 
     handed_out, hand_out = [], r.pool.hand_out
 
     def note_what_is_handed_out():
-        handed_out.append((tiny[-1], len(r.pool._accepted)))
+        handed_out.append((tiny[-1:], len(r.pool._accepted)))
         hand_out()
 
     r.pool.hand_out = note_what_is_handed_out
     r.start()
     eventually(lambda: len(r.ended) == 95)
     assert r.verbs == {Verb.COMPLETE: 95}
-    assert ("meanwhile", 10) in handed_out
+    assert (["meanwhile"], 10) in handed_out
 
 
 def test_what_was_accepted_is_handed_out_though_the_database_went_away(rig, database, tiny, monkeypatch):
@@ -724,6 +724,36 @@ def test_what_was_accepted_is_handed_out_though_the_database_went_away(rig, data
     eventually(lambda: len(r.ended) == 95)
     assert broken
     assert r.verbs == {Verb.COMPLETE: 95}
+
+
+def test_what_waits_for_the_database_without_a_claim_leaves_no_job_unstarted_meanwhile(
+    rig, database, tiny, monkeypatch
+):
+    for _ in range(95):
+        database.add(queue="q")
+
+    def fail_now_and_then(job):
+        if job.id % 7 == 0:
+            raise ValueError
+
+    r = rig(fail_now_and_then)
+    held_back, settle, strays = [], module.settle, r.dispatcher._put_back_strays
+
+    def note(*args, **how):
+        held_back.append(bool(args[1]) and r.pool.holds_back)
+        return settle(*args, **how)
+
+    def note_strays(now):
+        held_back.append(r.pool.holds_back)
+        strays(now)
+        r.dispatcher._look_for_strays_at = 0.0
+
+    monkeypatch.setattr(module, "settle", note)
+    monkeypatch.setattr(r.dispatcher, "_put_back_strays", note_strays)
+    r.start()
+    eventually(lambda: len(r.ended) == 95)
+    assert len(held_back) > 2
+    assert not any(held_back)
 
 
 # Outcomes that cannot be written -------------------------------------------------------------------------------------

@@ -459,6 +459,22 @@ def test_deadlines_are_looked_at_the_less_often_the_longer_that_takes(lease, dat
     assert lease._deadlines_at - monotonic() <= maintenance._DEADLINES_EVERY
 
 
+def test_a_look_for_deadlines_that_was_cut_off_is_not_repeated_by_the_next_heartbeat(lease, monkeypatch):
+    asked, execute = [], lease._execute
+
+    def cut_off(connection, statement, **parameters):
+        asked.append(parameters.get("deadlines"))
+        if asked == [True]:
+            raise psycopg.OperationalError("the connection was cut")
+        return execute(connection, statement, **parameters)
+
+    monkeypatch.setattr(lease, "_execute", cut_off)
+    with pytest.raises(psycopg.OperationalError):
+        lease._beat()
+    assert lease._beat()
+    assert asked == [True, False]
+
+
 @pytest.mark.parametrize("living", [[], [20], [10, 20, 30]])
 @pytest.mark.parametrize("worker", [None, -(2**62), 5, 15, 25, 2**62])
 def test_what_runs_without_a_worker_is_found_whatever_its_workers_number(database, living, worker):

@@ -61,7 +61,7 @@ DEFINITIONS = {}
 def submit(pool, jobs):
     """Submit jobs, each with what it shall run."""
     DEFINITIONS.update(jobs)
-    pool.accept([job for job, _ in jobs])
+    pool.accept([job for job, _ in jobs], time.monotonic())
     pool.hand_out()
 
 
@@ -401,7 +401,7 @@ def test_what_was_accepted_is_held_though_no_thread_has_it_yet(make_pool):
     accepted = [job(), job()]
     for one in accepted:
         DEFINITIONS[one] = running(lambda: ran.append(current_job().id))
-    pool.accept(accepted)
+    pool.accept(accepted, time.monotonic())
     assert pool.wants() == ([], 0)
     assert pool.tokens() == {one.token for one in accepted}
     assert (pool.in_flight, pool.at_rest, ran) == (2, False, [])
@@ -415,7 +415,7 @@ def test_what_was_accepted_is_held_though_no_thread_has_it_yet(make_pool):
 def test_what_was_accepted_can_be_given_back(make_pool):
     pool = make_pool()
     accepted = [job(), job()]
-    pool.accept(accepted)
+    pool.accept(accepted, time.monotonic())
     pool.give_back_ready()
     outcomes = pool.take_outcomes()
     assert [outcome.job for outcome in outcomes] == accepted

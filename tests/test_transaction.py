@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from support.running import Database, claimant, in_thread
@@ -386,6 +386,19 @@ def test_rolling_back_never_raises(engine, database, transaction, caplog):
         connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
     transaction.rollback()
     assert engine.pool.checkedout() == 0
+
+
+def test_a_completion_on_a_broken_connection_fails_as_any_statement_of_the_session_would(
+    engine, database, transaction, job
+):
+    with database.begin() as connection:
+        pid = transaction.session.connection().connection.driver_connection.info.backend_pid
+        connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    with pytest.raises(OperationalError):
+        transaction.complete(job)
+    transaction.rollback()
+    assert engine.pool.checkedout() == 0
+    assert database.row(job.id).status == "running"
 
 
 @pytest.mark.parametrize("name", ["session", "connection", "driver_connection"])
