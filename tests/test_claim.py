@@ -323,6 +323,16 @@ def test_a_retry_of_a_suspect_is_counted(database, me):
     assert take_suspects(database, me, "q")[0].retries == 2
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("total", [1, 2, 9])
+def test_what_somebody_holds_takes_no_slot_from_the_lanes_below(database, me, slots, total):
+    held = [database.add(queue="q", priority=10) for _ in range(2)]
+    free = [database.add(queue="q", priority=number) for number in (5, 0)]
+    with database.begin() as holder:
+        holder.execute(text("SELECT 1 FROM neoq_jobs WHERE id = ANY (:ids) FOR UPDATE"), {"ids": held})
+        assert ids(take(database, me, ("q", slots), total=total)) == free[: min(slots, total)]
+
+
 # Outcomes ------------------------------------------------------------------------------------------------------------
 
 

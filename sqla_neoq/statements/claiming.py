@@ -211,6 +211,9 @@ def _quotas(lanes: CTE) -> CTE:
         # In the index's order, or the planner may build a bitmap of the whole lane before the first row.
         .order_by(jobs.c.run_after, jobs.c.id)
         .limit(ranked.c.slots)
+        # Only those that can be had, and they are kept until they are picked: what somebody else holds (cancel() does,
+        # until it commits) must not take the slots away from the lanes below.
+        .with_for_update(skip_locked=True)
         .correlate(ranked)
         .subquery("due")
     )
