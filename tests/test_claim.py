@@ -666,7 +666,10 @@ def test_a_row_that_was_written_to_while_the_claim_looked_at_it_is_due_at_once(s
                 return claim(connection, me, [full("q")], 9)
 
         looking = threads.submit(look)
-        waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        waits = text(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
         eventually(lambda: other.execute(waits).scalar_one())
         database.change(job, payload={"changed": True})
         other.execute(text("SELECT pg_advisory_unlock(1)"))

@@ -83,6 +83,8 @@ def locks(database, kind, name, oid):
     """The modes in which the advisory lock of that name is held."""
     query = text(
         "SELECT mode FROM pg_locks, hashtextextended(:name, :oid) AS key WHERE locktype = 'advisory' AND granted "
+        # Of this database: the tests beside have their tables under the same oids in theirs.
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
         "AND objsubid = 1 AND (classid::bigint << 32) | objid::bigint = key"
     )
     with database.engine.connect() as connection:

@@ -115,7 +115,8 @@ def test_two_that_enqueue_one_fingerprint_at_once_make_one_job(place, commits):
     with place.engine.connect() as connection:
         first = enqueue(connection, "work", fingerprint="one")
         waiting = in_thread(lambda: second.append(place.enqueue("work", fingerprint="one")))
-        eventually(lambda: place.sql("SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        here = "pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
+        eventually(lambda: place.sql(f"SELECT count(*) FROM pg_locks WHERE NOT granted AND {here}") == 1)
         connection.commit() if commits else connection.rollback()
     waiting.join()
     assert second[0].created is not commits
