@@ -711,7 +711,8 @@ def test_what_was_accepted_is_handed_out_though_the_database_went_away(rig, data
     for _ in range(95):
         database.add(queue="q")
     r = rig()
-    use, broken = r.link.use, []
+    use, broken, held_back = r.link.use, [], []
+    next_delay = r.dispatcher._reconnecting.next_delay
 
     def break_once(*args):
         if not broken and r.pool._accepted:
@@ -719,10 +720,16 @@ def test_what_was_accepted_is_handed_out_though_the_database_went_away(rig, data
             raise OperationalError("x", {}, psycopg.OperationalError("the connection broke"))
         return use(*args)
 
+    def note_what_waits():
+        held_back.append(r.pool.holds_back)
+        return next_delay()
+
     monkeypatch.setattr(r.link, "use", break_once)
+    monkeypatch.setattr(r.dispatcher._reconnecting, "next_delay", note_what_waits)
     r.start()
     eventually(lambda: len(r.ended) == 95)
     assert broken
+    assert held_back == [False]
     assert r.verbs == {Verb.COMPLETE: 95}
 
 
