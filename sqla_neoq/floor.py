@@ -15,6 +15,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sqla_neoq.models import MAX_PRIORITY, MIN_PRIORITY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -26,8 +28,6 @@ SHARE: Final = 10
 """A look everywhere comes after ten times as long as the last one took, so that they take a tenth of the time."""
 GRACE: Final = 1.0
 """Seconds before the claim that a floor never passes: so long may the transaction last that enqueues a job."""
-HIGHEST: Final = 100
-LOWEST: Final = -100
 _WORTH: Final = 2
 _FORGETTING: Final = 0.9
 
@@ -129,4 +129,4 @@ class Floor:
 
 def gaps(priorities: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield (above, below) around and between some priorities: what is in none of these lanes is in one of those."""
-    return pairwise([HIGHEST + 1, *sorted(set(priorities), reverse=True), LOWEST - 1])
+    return pairwise([MAX_PRIORITY + 1, *sorted(set(priorities), reverse=True), MIN_PRIORITY - 1])

@@ -188,8 +188,8 @@ def _lanes(began: CTE) -> CTE:
 def _time(seconds: Any) -> ColumnElement[Any]:
     """The time that many seconds after 1970; NULL: before any other.
 
-    The number is what :func:`_epoch` made of a time, and comes back as the same microsecond: from 1843 to 2112 a double
-    tells two of them apart.
+    The number is what :func:`_epoch` made of a time, and comes back as the same microsecond: between 1900 and
+    2100; others may be a microsecond off.
     """
     return func.coalesce(func.to_timestamp(seconds), literal_column("'-infinity'::timestamptz"), type_=aware_time)
 
