@@ -68,15 +68,18 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Ours divided by the other's: 1 is as good, and which way is better the unit says."""
-        return self.value / self.other if self.other else None
+        """Ours divided by the other's: 1 is as good, and which way is better the unit says.
+
+        None if one of them is not positive: a job may begin before the producer has read the answer to its COMMIT.
+        """
+        return self.value / self.other if self.other and min(self.value, self.other) > 0 else None
 
     def cells(self) -> tuple[str, ...]:
         """Return the line as text."""
         form = UNITS[self.unit].form
-        if self.other is None or self.ratio is None:
-            return self.title, form.format(self.value), self.beside, "", ""
-        return self.title, form.format(self.value), self.beside, form.format(self.other), f"{self.ratio:.2f}"
+        other = "" if self.other is None else form.format(self.other)
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        return self.title, form.format(self.value), self.beside, other, ratio
 
     def record(self) -> dict[str, Any]:
         """Return the line for the JSON."""

@@ -90,6 +90,10 @@ def test_every_scenario_yields_its_figures(measure, server_url):
         assert figure["value"] in figure["rounds"]
         if figure["beside"]:
             assert figure["other"] in figure["other_rounds"]
+            if figure["unit"] == "ms" and min(figure["value"], figure["other"]) <= 0:
+                # With a handful of jobs: they began before the answer to their COMMIT was read.
+                assert figure["ratio"] is None
+                continue
             assert math.isclose(figure["ratio"], figure["value"] / figure["other"])
             assert figure["ratio"] > 0
         else:
